@@ -46,7 +46,7 @@ class Registry:
         """Name -> `module:attribute`: this package's in the order of the table, then others'."""
         # Ours come last in the update, too, so that installing a package replaces none of them.
         others = importlib.metadata.entry_points(group=self._group)
-        return self.own | {each.name: each.value for each in others} | self.own
+        return self.own | {entry.name: entry.value for entry in others} | self.own
 
     def __contains__(self, name: str) -> bool:
         return name in self.own or name in self.paths()
@@ -97,10 +97,10 @@ def resolve(path: str, kind: str) -> Any:
             f"there is no module {error.name!r} for the {kind} {path!r}; install it, or add "
             "its folder to PYTHONPATH"
         ) from None
-    found = getattr(module, attribute, None)
-    if found is None:
+    target = getattr(module, attribute, None)
+    if target is None:
         public = [name for name in vars(module) if not name.startswith("_")]
         raise UnknownNameError(
             f"module {module_name!r} has no {attribute!r}; {did_you_mean(attribute, public)}"
         )
-    return found
+    return target

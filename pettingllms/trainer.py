@@ -82,24 +82,24 @@ class ATGRPOTrainer:
         config = ATGRPOConfig() if args is None else args
         if not isinstance(config, ATGRPOConfig):
             raise ConfigError(f"args must be an ATGRPOConfig, got a {type(args).__name__}")
-        given: dict[str, Any] = {}
+        overrides: dict[str, Any] = {}
         self._policies = policies if isinstance(policies, PolicySet) else None
         if isinstance(policies, PolicySet):
             if model is not None or peft_config is not None or processing_class is not None:
                 raise ConfigError("policies that are loaded have a model; leave out what makes one")
-            given = {"model": policies.base, "policies": policies.roles_to_policies}
+            overrides = {"model": policies.base, "policies": policies.roles_to_policies}
         elif policies is not None:
-            given["policies"] = policies
+            overrides["policies"] = policies
         if model is not None:
-            given |= _settings_of(model, config.sampler)
+            overrides |= _settings_of(model, config.sampler)
         if method is not None:
-            given["method"] = path_of(method)
+            overrides["method"] = path_of(method)
         if isinstance(env, str):
-            given["env"] = env
+            overrides["env"] = env
         functions = reward_functions(reward_funcs or config.reward_funcs)
         if functions:
-            given["reward_funcs"] = [name_of(function) for function in functions]
-        config = _over(config, given | _adapters_of(peft_config))
+            overrides["reward_funcs"] = [name_of(function) for function in functions]
+        config = _over(config, overrides | _adapters_of(peft_config))
         self._spec = dataclasses.replace(
             spec_of(config),
             model=None if isinstance(model, str | Path) else model,
@@ -224,13 +224,13 @@ _ELSEWHERE = {
 
 def _refuse(unknown: Mapping[str, Any]) -> None:
     for name in unknown:
-        known = inspect.signature(ATGRPOTrainer).parameters.keys() - {"unknown"}
+        parameters = inspect.signature(ATGRPOTrainer).parameters.keys() - {"unknown"}
         if name in _ELSEWHERE:
             hint = f"use {_ELSEWHERE[name]}"
         elif name in {field.name for field in dataclasses.fields(ATGRPOConfig)}:
             hint = f"it is a setting: args=ATGRPOConfig({name}=...)"
         else:
-            hint = advice(name, known) or did_you_mean(name, known)
+            hint = advice(name, parameters) or did_you_mean(name, parameters)
         raise ConfigError(f"ATGRPOTrainer has no argument {name!r}; {hint}")
 
 

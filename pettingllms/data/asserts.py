@@ -147,13 +147,13 @@ def _assertions(body: Sequence[ast.stmt], function: str) -> list[Test]:
     for number, node in enumerate(body):
         if isinstance(node, ast.Assert):
             node.msg = None  # it may call the function once more
-            if any(_mentions(part, function) for part in (*before, node)):
+            if any(_mentions(stmt, function) for stmt in (*before, node)):
                 tests.append(_assertion(before, node, function))
             continue
         if _mentions(node, function) and not isinstance(node, ast.Assign | ast.AnnAssign):
             tests.append(_assertion(before, node, function))
-            later = {name for part in body[number + 1 :] for name in _names(part)}
-            if not later & _names(node) & {name for part in body for name in _bound(part)}:
+            later = {name for stmt in body[number + 1 :] for name in _names(stmt)}
+            if not later & _names(node) & {name for stmt in body for name in _bound(stmt)}:
                 continue  # a loop that tests and leaves nothing for the tests after it
         before.append(node)
     return tests
@@ -162,10 +162,10 @@ def _assertions(body: Sequence[ast.stmt], function: str) -> list[Test]:
 def _assertion(before: Sequence[ast.stmt], node: ast.stmt, function: str) -> Test:
     statement = "\n".join(ast.unparse(ast.fix_missing_locations(n)) for n in (*before, node))
     outer = list(_outer_calls(node, function))
-    bound = {name for part in (*before, node) for name in _bound(part)}
+    bound = {name for stmt in (*before, node) for name in _bound(stmt)}
     free = not any(_mentions(call, name) for call in outer for name in bound)
     closed = isinstance(node, ast.Assert) and outer and free
-    if not closed or any(_mentions(part, function) for part in before):
+    if not closed or any(_mentions(stmt, function) for stmt in before):
         return Test("", statement, asserts=True)
     return Test("\n".join(map(ast.unparse, outer)), statement, asserts=True)
 

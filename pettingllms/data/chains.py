@@ -65,20 +65,22 @@ class Chain:
         if self.arithmetic:
             return self.values(*values)[-1]
         kept: Any = list(values)
-        for stage, part in self.links:
+        for stage, operation in self.links:
             if stage == KEEP:
-                kept = [value for value in kept if part.apply(value)]
+                kept = [value for value in kept if operation.apply(value)]
             elif stage == CHANGE:
-                kept = [part.apply(value) for value in kept]
+                kept = [operation.apply(value) for value in kept]
             else:
-                return part.apply(kept)
+                return operation.apply(kept)
         return kept
 
     def values(self, a: int, b: int) -> list[int]:
         """The results of the steps of an arithmetic chain, in order."""
         results: list[int] = []
-        for stage, part in self.links:
-            results.append(part.apply(a, b) if stage == COMBINE else part.apply([a, *results][-1]))
+        for stage, operation in self.links:
+            results.append(
+                operation.apply(a, b) if stage == COMBINE else operation.apply([a, *results][-1])
+            )
         return results
 
     def program(self, *, function: bool, short: bool = False, long: bool = False) -> str:
@@ -104,17 +106,17 @@ class Chain:
 
     def _lines(self, *, function: bool) -> Iterator[str]:
         last = "x" if self.arithmetic else "a" if function else "*a"
-        for place, (stage, part) in enumerate(self.links):
+        for place, (stage, operation) in enumerate(self.links):
             if self.arithmetic:
                 alone = place == 0 and stage != COMBINE
                 # No code of a change has another x than the value in it: `abs(x)`, `x + 1`.
-                yield f"x = {part.code.replace('x', 'a') if alone else part.code}"
+                yield f"x = {operation.code.replace('x', 'a') if alone else operation.code}"
             elif stage == KEEP:
-                yield f"a = [x for x in a if {part.code}]"
+                yield f"a = [x for x in a if {operation.code}]"
             elif stage == CHANGE:
-                yield f"a = [{part.code} for x in a]"
+                yield f"a = [{operation.code} for x in a]"
             else:
-                last = part.code.removeprefix("*") if function else part.code
+                last = operation.code.removeprefix("*") if function else operation.code
         yield f"return {last}" if function else f"print({last})"
 
     def question(self, rng: random.Random, *, function: bool) -> str:
@@ -149,11 +151,12 @@ class Chain:
         """All chains that differ from this one in exactly one part."""
         return [
             Chain(
-                self.family, (*self.links[:place], Link(link.stage, part), *self.links[place + 1 :])
+                self.family,
+                (*self.links[:place], Link(link.stage, operation), *self.links[place + 1 :]),
             )
             for place, link in enumerate(self.links)
-            for part in self.family.stages[link.stage]
-            if part is not link.part
+            for operation in self.family.stages[link.stage]
+            if operation is not link.part
         ]
 
 

@@ -113,7 +113,7 @@ def _passage(row: dict[str, Any]) -> Passage | None:
         # A text that is only a title is found by it all the same.
         title, text = title.strip().strip('"'), rest.strip() or title.strip('"')
     # Half a surrogate pair cannot be written; it is no reason to lose the passage.
-    return Passage(*(part.encode(errors="replace").decode() for part in (text.strip(), title)))
+    return Passage(*(value.encode(errors="replace").decode() for value in (text.strip(), title)))
 
 
 def _opened(

@@ -108,7 +108,9 @@ WORD_REDUCES = _parts(
     ("last", "the last", "the final one", "a[-1] if a else 0"),
     ("back", "them backwards", "all in reverse order", "*a[::-1]"),
 )
-CHANGES = tuple(part for part in NUMBER_MAPS if part.name not in ("triple", "square"))
+CHANGES = tuple(
+    operation for operation in NUMBER_MAPS if operation.name not in ("triple", "square")
+)
 """What is done to one number: without the maps that make large ones."""
 COMBINES = _parts(
     "a, b",
@@ -199,7 +201,7 @@ class Composition:
     @property
     def name(self) -> str:
         """The family and the parts, e.g. `numbers:even:double:sum`."""
-        return ":".join((self.family.name, *(part.name for part in self.parts)))
+        return ":".join((self.family.name, *(operation.name for operation in self.parts)))
 
     @property
     def split(self) -> Split:
@@ -213,7 +215,7 @@ class Composition:
     def program(self, *, function: bool) -> str:
         """The reference solution, as a function `solve` or as a program on standard input."""
         template = self.family.function if function else self.family.stdin
-        first, second, third = (part.code for part in self.parts)
+        first, second, third = (operation.code for operation in self.parts)
         if function and third.startswith("*"):
             # `return *a` would be a tuple; a function returns the list itself.
             third = third[1:]
@@ -221,7 +223,7 @@ class Composition:
 
     def run(self, values: Sequence[Any]) -> Any:
         """Computes what the reference does for `values`, without running its text."""
-        first, second, third = (part.apply for part in self.parts)
+        first, second, third = (operation.apply for operation in self.parts)
         if self.family.parameters == 2:
             return third(second(first(*values)))
         return third([second(value) for value in values if first(value)])
@@ -229,7 +231,7 @@ class Composition:
     def question(self, rng: random.Random, *, function: bool) -> str:
         """The problem in English, in one of several phrasings."""
         it = "it" if self.family.parameters == 2 else "each"
-        phrases = [rng.choice(part.phrases).format(it=it) for part in self.parts]
+        phrases = [rng.choice(operation.phrases).format(it=it) for operation in self.parts]
         sentence = rng.choice(self.family.sentences)
         out = "return" if function else "print"
         return f"{self.family.reads[function]} {sentence.format(*phrases, out=out)}"
@@ -237,10 +239,10 @@ class Composition:
     def neighbours(self) -> list[Composition]:
         """All compositions that differ from this one in exactly one part."""
         return [
-            Composition(self.family, (*self.parts[:stage], part, *self.parts[stage + 1 :]))  # type: ignore[arg-type]
+            Composition(self.family, (*self.parts[:stage], operation, *self.parts[stage + 1 :]))  # type: ignore[arg-type]
             for stage, parts in enumerate(self.family.stages)
-            for part in parts
-            if part is not self.parts[stage]
+            for operation in parts
+            if operation is not self.parts[stage]
         ]
 
 

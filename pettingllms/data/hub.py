@@ -76,7 +76,7 @@ def locate(
         return _located(source, split, endings, kind)
     bare, _, query = source.partition("?")
     # An option without a value, as in `?divide`, has the empty text.
-    options = dict(part.partition("=")[::2] for part in query.split("&") if part)
+    options = dict(option.partition("=")[::2] for option in query.split("&") if option)
     for name in options:
         if name not in _OPTIONS:
             raise DatasetError(f"{source}: no option {name!r}; {did_you_mean(name, _OPTIONS)}")
@@ -191,8 +191,8 @@ def _of_files(name: str, root: Path, paths: Iterable[Path]) -> Located:
 def split_of_name(path: Path) -> Split | None:
     """Returns the split in a file's name (`train.jsonl`, `data/test-00000-of-00001.parquet`), or its folder's."""
     # From the file upwards: its own name goes before its folders'.
-    for part in reversed(path.with_suffix("").parts):
-        if word := _WORD.search(part.lower()):
+    for component in reversed(path.with_suffix("").parts):
+        if word := _WORD.search(component.lower()):
             return _WORDS[word[1]]
     return None
 

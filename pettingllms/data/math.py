@@ -101,8 +101,8 @@ def normal_answer(answer: str) -> str:
     if _THOUSANDS.fullmatch(bare):
         bare = bare.replace(",", "")
     if number := _NUMBER.fullmatch(bare):
-        sign, whole, part = number[1].replace("+", ""), number[2], number[3]
-        return f"{sign}{whole}.{part}" if part else f"{sign}{whole}"
+        sign, whole, decimals = number[1].replace("+", ""), number[2], number[3]
+        return f"{sign}{whole}.{decimals}" if decimals else f"{sign}{whole}"
     return bare
 
 

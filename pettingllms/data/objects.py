@@ -39,9 +39,9 @@ def as_path(source: Any) -> Any:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
             # Under another name first, so that no other process reads half of it.
-            part = folder / f"{name}.{os.getpid()}-{threading.get_ident()}"
-            part.write_text(text, encoding="utf-8")
-            part.replace(folder / name)
+            temporary = folder / f"{name}.{os.getpid()}-{threading.get_ident()}"
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(folder / name)
     except OSError as error:
         raise DatasetError(f"cannot write the rows of the dataset to {folder}: {error}") from error
     return folder if parts is source else folder / "rows.jsonl"

@@ -90,8 +90,8 @@ def _word_twins(
     for place, record in enumerate(train):
         words = words_of(kind.text(record))
         # A set, since a question that repeats a phrase makes it no more common.
-        found = {gram for gram in _ngrams(words) if gram in grams}
-        for gram in found:
+        shared = {gram for gram in _ngrams(words) if gram in grams}
+        for gram in shared:
             # One more than counts is enough to know a phrase as common.
             if len(places[gram]) <= COMMON:
                 places[gram].append(place)

@@ -296,7 +296,7 @@ def pull_layers(
     """
     width, floor = room.width, room.floor
     parts: dict[int, list[int]] = {}
-    layer = [(room.goals, part) for part in _parts(floor & ~room.goals, width)]
+    layer = [(room.goals, area) for area in _parts(floor & ~room.goals, width)]
     layers, seen = [layer], set(layer)
     while layer and len(layers) - 1 != most and len(seen) < limit:
         layer = []
@@ -304,7 +304,7 @@ def pull_layers(
             for pulled, player in _pulls(boxes, region, width):
                 if pulled not in parts:
                     parts[pulled] = _parts(floor & ~pulled, width)
-                state = next((pulled, part) for part in parts[pulled] if part & player)
+                state = next((pulled, area) for area in parts[pulled] if area & player)
                 if state not in seen:
                     seen.add(state)
                     layer.append(state)
@@ -332,9 +332,9 @@ def _pulls(boxes: int, region: int, width: int) -> Iterator[tuple[int, int]]:
 def _parts(free: int, width: int) -> list[int]:
     parts = []
     while free:
-        part = reach(free & -free, free, width)
-        parts.append(part)
-        free ^= part
+        area = reach(free & -free, free, width)
+        parts.append(area)
+        free ^= area
     return parts
 
 

@@ -50,8 +50,8 @@ def shape(size: int) -> Shape:
     column = tuple(cell % size for cell in range(size * size))
     box = tuple(r // high * (size // wide) + c // wide for r, c in zip(row, column, strict=True))
     units = tuple(
-        tuple(cell for cell in range(size * size) if kind[cell] == number)
-        for kind in (row, column, box)
+        tuple(cell for cell in range(size * size) if index_of[cell] == number)
+        for index_of in (row, column, box)
         for number in range(size)
     )
     peers = tuple(

@@ -445,8 +445,8 @@ def _stop(given: Any) -> tuple[str, ...]:
 
 def _likeliest(body: Mapping[str, Any], form: str) -> int | None:
     if form == PROMPT:
-        found = number(body, "logprobs", None, 0, MOST_LIKELIEST, int)
-        return None if found is None else int(found)
+        logprobs = number(body, "logprobs", None, 0, MOST_LIKELIEST, int)
+        return None if logprobs is None else int(logprobs)
     wanted = flag(body, "logprobs")
     count = number(body, "top_logprobs", 0, 0, MOST_LIKELIEST, int)
     if count and not wanted:

@@ -113,18 +113,18 @@ class TeamPlayer:
         gone: threading.Event,
     ) -> Said:
         key, role = episode.key(ids), episode.role
-        said = Said(key.agent, role, key.turn)
+        utterance = Said(key.agent, role, key.turn)
 
         def heard(piece: str) -> None:
             if gone.is_set():
                 raise Left("whoever asked has gone")
             if piece:
-                hear(said, piece)
+                hear(utterance, piece)
 
         # Asked before anything is sampled: a turn may have to wait for a program of the one before.
         heard("")
         # An empty piece announces the turn, so that a client sees at once who acts.
-        hear(said, "")
+        hear(utterance, "")
         policy = self._players.policy_for(role)
         # By the place of the decision, so that the same request with a seed has the same answer.
         request = Request(policy, ids, episode.seed(wanted.seed))
@@ -138,7 +138,7 @@ class TeamPlayer:
         )
         episode.advance(Group(key, policy, episode.prompt(), ids, (candidate,)), branch)
         return replace(
-            said,
+            utterance,
             text=spoken.text,
             tokens=len(completion.token_ids),
             parse_error=result.info.get("parse_error"),

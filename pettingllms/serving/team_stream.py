@@ -75,13 +75,15 @@ class TeamAnswer:
         yield self._event({"role": "assistant", "content": ""})
         first = True
         while isinstance(news := await self._next(), tuple):
-            said, text = news
-            turn = {"agent": said.agent, "role": said.role, "turn": said.turn}
-            yield self._event({"reasoning_content": _shown(said, text, first=first)}, turn=turn)
+            utterance, text = news
+            turn = {"agent": utterance.agent, "role": utterance.role, "turn": utterance.turn}
+            yield self._event(
+                {"reasoning_content": _shown(utterance, text, first=first)}, turn=turn
+            )
             first = False
         if news.answer:
             yield self._event({"content": news.answer})
-        turns = [asdict(said) for said in news.turns]
+        turns = [asdict(utterance) for utterance in news.turns]
         yield self._event({}, finish=_finish(news), turns=turns)
         if self._wanted.usage:
             yield wire.event(self._header.body([], usage=_usage(news)))

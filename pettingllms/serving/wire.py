@@ -64,14 +64,14 @@ class Header:
 
     def __init__(self, model: str, form: str, *, stream: bool) -> None:
         chat = form == MESSAGES
-        kind = (
+        object_type = (
             ("chat.completion.chunk" if stream else "chat.completion")
             if chat
             else "text_completion"
         )
         self._fields = {
             "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
-            "object": kind,
+            "object": object_type,
             "created": int(time.time()),
             "model": model,
         }

@@ -102,7 +102,7 @@ def check_shareable(config: ATGRPOConfig) -> None:
         ConfigError: the policies of the run are no adapters.
     """
     settings = config.policy_settings.values()
-    if config.full or any(each.get("full") for each in settings):
+    if config.full or any(policy.get("full") for policy in settings):
         raise ConfigError(
             "adapters are shared, and policies of this run are full models; upload the folder "
             "of each with `hf upload NAME FOLDER`"

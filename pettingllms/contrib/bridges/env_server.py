@@ -51,15 +51,15 @@ def parse(argv: Sequence[str]) -> EnvServerOptions:
     """
     from pettingllms.cli.options import OptionParser, fields_of
 
-    own = fields_of(EnvServerOptions)
+    options = fields_of(EnvServerOptions)
     parser = OptionParser(
-        own,
+        options,
         prog="pettingllms-env-server",
         description="Serves an environment to OpenEnv's clients: an episode a session.",
         examples=EXAMPLES,
     )
-    found = parser.read(argv)
-    return EnvServerOptions(**parser.values(found, [each.name for each in own]))
+    arguments = parser.read(argv)
+    return EnvServerOptions(**parser.values(arguments, [option.name for option in options]))
 
 
 def _run(options: EnvServerOptions) -> int:
@@ -69,9 +69,9 @@ def _run(options: EnvServerOptions) -> int:
     import uvicorn  # OpenEnv brings it
 
     with listening_on(options.host, options.port) as listening:
-        found = served(options.env, limits, **options.env_args)
+        service = served(options.env, limits, **options.env_args)
         server = uvicorn.Server(
-            uvicorn.Config(found.app, ws_max_size=limits.message_bytes, log_level="warning")
+            uvicorn.Config(service.app, ws_max_size=limits.message_bytes, log_level="warning")
         )
         print(f"serving {options.env} at http://{options.host}:{options.port}", flush=True)
         try:
@@ -80,7 +80,7 @@ def _run(options: EnvServerOptions) -> int:
             # uvicorn has shut down by now: it only raises the signal that stopped it once more.
             print("stopped", flush=True)
         finally:
-            found.template.close()
+            service.template.close()
     return 0
 
 

@@ -94,8 +94,8 @@ class TextEnvironment(Environment[TextAction, TextObservation, TextState]):  # t
         Raises:
             ConfigError: options that the environment does not read.
         """
-        given = {} if options is None else {"options": options}
-        self._env.reset(seed=0 if seed is None else seed, **given)
+        arguments = {} if options is None else {"options": options}
+        self._env.reset(seed=0 if seed is None else seed, **arguments)
         names = list(map(str, self._env.possible_agents))
         self._state = TextState(
             episode_id=episode_id or str(uuid.uuid4()),

@@ -80,8 +80,8 @@ class AskOnce(vf.Harness[AskOnceConfig]):  # type: ignore[misc]
             )
         if answer.is_success:
             return vf.ProgramResult(exit_code=0, stdout="", stderr="")
-        said = f"HTTP {answer.status_code}: {answer.text[:500]}"
-        return vf.ProgramResult(exit_code=1, stdout="", stderr=said)
+        message = f"HTTP {answer.status_code}: {answer.text[:500]}"
+        return vf.ProgramResult(exit_code=1, stdout="", stderr=message)
 
 
 class _Team:

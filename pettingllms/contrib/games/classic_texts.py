@@ -80,8 +80,8 @@ def _chess_name(game: Any, agent: str, action: int) -> str:
 
 def _go(game: Any, agent: str) -> str:
     # Go's board has 1 for black, which is the first agent.
-    own = 1 if agent == game.possible_agents[0] else -1
-    return f"{board(game._go.board * own)}\nRow 0 is the first, column 0 the leftmost."
+    sign = 1 if agent == game.possible_agents[0] else -1
+    return f"{board(game._go.board * sign)}\nRow 0 is the first, column 0 the leftmost."
 
 
 def _go_name(game: Any, agent: str, action: int) -> str:

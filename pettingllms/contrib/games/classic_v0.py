@@ -193,7 +193,7 @@ class raw_env(GameEnv):
                     names = list(self._actions())
                     self.step(names[len(names) // 2])
             twin = self.__deepcopy__({})
-            alike = [each._text(0) for each in (self, twin)]
+            alike = [instance._text(0) for instance in (self, twin)]
         except Exception as error:
             raise CloneError(f"{self} cannot be copied: {error!r:.300}") from error
         if alike[0] != alike[1]:
@@ -211,8 +211,10 @@ def _made(name: str, given: Mapping[str, Any]) -> AECEnv[Any, Any, Any]:
         entry_point = pettingzoo.spec("aec", name).entry_point
     except PettingZooRegistryError:
         namespace = name.partition("/")[0]
-        known = [each for each in pettingzoo.aec_registry if each.startswith(f"{namespace}/")]
-        hint = did_you_mean(name, known or list(pettingzoo.aec_registry))
+        candidates = [
+            env_id for env_id in pettingzoo.aec_registry if env_id.startswith(f"{namespace}/")
+        ]
+        hint = did_you_mean(name, candidates or list(pettingzoo.aec_registry))
         raise UnknownNameError(f"PettingZoo has no game {name!r}; {hint}") from None
     try:
         with private(seeded(0)), warnings.catch_warnings():
@@ -238,12 +240,12 @@ def _made(name: str, given: Mapping[str, Any]) -> AECEnv[Any, Any, Any]:
 
 
 def _text_of(name: str, given: GameText | str | None) -> GameText:
-    found = resolve(given, "text") if isinstance(given, str) else given
-    if found is None:
+    game_text = resolve(given, "text") if isinstance(given, str) else given
+    if game_text is None:
         return TEXTS.get(_title(name), generic)
-    if not isinstance(found, GameText):
+    if not isinstance(game_text, GameText):
         raise ConfigError(f"text must be a GameText or the path of one, got {given!r}")
-    return found
+    return game_text
 
 
 def _title(name: str) -> str:
@@ -259,11 +261,11 @@ def _chosen(text: str | None, actions: Mapping[str, int]) -> tuple[int | None, s
     plain = {name.casefold(): number for name, number in actions.items()}
     # An action whose name is a number takes precedence over the one that has this number.
     plain |= {str(number): number for number in actions.values() if str(number) not in plain}
-    said = (text or "").strip()
-    found = re.findall(r"\[([^\[\]]*)\]", said)
-    for each in (said, *found[-1:]):
-        number = plain.get(each.strip().casefold())
+    reply = (text or "").strip()
+    bracketed = re.findall(r"\[([^\[\]]*)\]", reply)
+    for candidate in (reply, *bracketed[-1:]):
+        number = plain.get(candidate.strip().casefold())
         if number is not None:
             return number, None
     shown = ", ".join(list(actions)[:20])
-    return None, f"no legal action: {(found or [said])[-1]:.40}; legal are {shown}"
+    return None, f"no legal action: {(bracketed or [reply])[-1]:.40}; legal are {shown}"

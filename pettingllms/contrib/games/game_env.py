@@ -168,8 +168,8 @@ class GameEnv(AECEnv[str, dict[str, Any], str | None]):
                 f"the action of {agent!r} must be a str, got {type(action).__name__}; "
                 "None is for finished agents only"
             )
-        said, error = _read(action)
-        unread = self._play(self.possible_agents.index(agent), said)
+        text, error = _read(action)
+        unread = self._play(self.possible_agents.index(agent), text)
         self._shown = {}
         self._acts[agent] += 1
         self.infos = {other: {} for other in self.agents}
@@ -238,8 +238,8 @@ def _read(reply: str) -> tuple[str | None, str | None]:
     """Returns what a reply says, and why it could not be read, where that is known already."""
     if len(reply) > MAX_REPLY:
         return None, f"the reply has {len(reply)} characters; at most {MAX_REPLY} are allowed"
-    said = without_thought(reply)
-    return said, UNCLOSED if said is None else None
+    text = without_thought(reply)
+    return text, UNCLOSED if text is None else None
 
 
 def seat_roles(roles: Sequence[str] | None, players: int) -> Sequence[str]:

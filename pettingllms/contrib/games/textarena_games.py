@@ -41,8 +41,8 @@ def registry() -> Mapping[str, Any]:
         raise ConfigError(
             f"TextArena's games need the package {error.name!r}: {INSTALL}"
         ) from error
-    found: Mapping[str, Any] = ENV_REGISTRY
-    return found
+    games: Mapping[str, Any] = ENV_REGISTRY
+    return games
 
 
 def game_of(name: str) -> Any:
@@ -52,14 +52,14 @@ def game_of(name: str) -> Any:
         UnknownNameError: there is none; the text names the nearest.
         ConfigError: TextArena is not installed.
     """
-    known = registry()
-    if name in known:
-        return known[name]
+    games = registry()
+    if name in games:
+        return games[name]
     if name in VARIANTS:
         entry_point, model = VARIANTS[name]
-        return Variant(entry_point, known[model].default_wrappers, {})
+        return Variant(entry_point, games[model].default_wrappers, {})
     # Variants of one game would take up all places among the suggestions.
-    plain = [each for each in known if not each.endswith(("-raw", "-train"))]
+    plain = [game for game in games if not game.endswith(("-raw", "-train"))]
     raise UnknownNameError(
         f"TextArena has no game {name!r}; {did_you_mean(name, [*plain, *VARIANTS])}"
     )

@@ -97,11 +97,11 @@ class raw_env(GameEnv):
         render_mode: str | None = None,
     ) -> None:
         self.game_name = game
-        found = game_of(game)
+        spec = game_of(game)
         self.prompt = arguments.one_of("prompt", prompt, get_args(Prompt))
-        self._fresh = _made(game, found, game_args or {})
+        self._fresh = _made(game, spec, game_args or {})
         self._draws_from_numpy = _has_numpy(type(self._fresh).__module__)
-        self._wrappers = list(found.default_wrappers or ())
+        self._wrappers = list(spec.default_wrappers or ())
         self.num_players = _players(game, self._fresh, num_players)
         super().__init__(
             roles=seat_roles(roles, self.num_players), max_turns=max_turns, render_mode=render_mode
@@ -130,9 +130,9 @@ class raw_env(GameEnv):
         """Moves what players were sent to the transcript; reading it there takes nothing away."""
         waiting = self._game.state.observations
         for seat, messages in enumerate(self._messages):
-            for sender, text, kind in waiting.get(seat, ()):
+            for sender, text, category in waiting.get(seat, ()):
                 # Some games mix up the arguments of `add_observation`.
-                messages.append((sender if isinstance(sender, int) else -1, str(text), kind))
+                messages.append((sender if isinstance(sender, int) else -1, str(text), category))
             waiting[seat] = []
 
     def _to_move(self) -> int:
@@ -193,8 +193,10 @@ class raw_env(GameEnv):
         info = (getattr(state, "game_info", None) or {}).get(seat, {})
         if not getattr(state, "error_count", 0) and not info.get("invalid_move"):
             return None
-        said = [text for _, text, kind in self._messages[seat] if _name(kind) == "GAME_ADMIN"]
-        return said[-1] if said else str(info.get("reason", "not a legal move"))
+        notices = [
+            text for _, text, category in self._messages[seat] if _name(category) == "GAME_ADMIN"
+        ]
+        return notices[-1] if notices else str(info.get("reason", "not a legal move"))
 
     def _text(self, seat: int) -> str:
         messages = self._messages[seat]
@@ -259,15 +261,15 @@ def _lines(game: Any, messages: Sequence[Message]) -> str:
 
 
 def _compact(messages: Sequence[Message]) -> list[Message]:
-    kinds = [_name(kind) for _, _, kind in messages]
-    boards = [at for at, kind in enumerate(kinds) if kind == "GAME_BOARD"]
+    categories = [_name(category) for _, _, category in messages]
+    boards = [at for at, category in enumerate(categories) if category == "GAME_BOARD"]
     # What a player wrote, where the game says next what that meant.
-    twice = [at for at, pair in enumerate(pairwise(kinds)) if pair == _SAID_AGAIN]
+    twice = [at for at, pair in enumerate(pairwise(categories)) if pair == _SAID_AGAIN]
     out = {*boards[:-1], *twice}
     return [
         message
-        for at, (message, kind) in enumerate(zip(messages, kinds, strict=True))
-        if kind != "PROMPT" and at not in out
+        for at, (message, category) in enumerate(zip(messages, categories, strict=True))
+        if category != "PROMPT" and at not in out
     ]
 
 
@@ -294,8 +296,8 @@ def _made(name: str, game: Any, given: Mapping[str, Any]) -> Any:
     try:
         with private(seeded(0)):
             # Some modules fetch word lists while they are imported, and print what they do.
-            kind = getattr(importlib.import_module(module), attribute)
-            return kind(**{**game.kwargs, **given})
+            game_class = getattr(importlib.import_module(module), attribute)
+            return game_class(**{**game.kwargs, **given})
     except Exception as error:
         raise ConfigError(_why_not(name, error, given)) from error
 
@@ -303,18 +305,18 @@ def _made(name: str, game: Any, given: Mapping[str, Any]) -> Any:
 def _has_numpy(module: str) -> bool:
     """Returns whether a game's package has imported NumPy, whose generator it may use then."""
     package = module.rpartition(".")[0] if module.startswith("textarena.") else module
-    parts = [found for name, found in sys.modules.items() if name.startswith(package)]
-    return any(value is np for part in parts for value in vars(part).values())
+    submodules = [imported for name, imported in sys.modules.items() if name.startswith(package)]
+    return any(value is np for submodule in submodules for value in vars(submodule).values())
 
 
 def _why_not(name: str, error: Exception, given: Mapping[str, Any]) -> str:
-    said = " ".join(str(error).split())
+    message = " ".join(str(error).split())
     # NLTK's own error is a page of advice, of which this one command helps.
-    if "nltk" in said.lower():
+    if "nltk" in message.lower():
         return (
             f"{name} reads word lists of NLTK that are not on this machine; fetch them: {DOWNLOAD}"
         )
-    if "OPENROUTER_API_KEY" in said:
+    if "OPENROUTER_API_KEY" in message:
         return (
             f"{name} asks a language model behind OpenRouter to judge; it needs network and a key in "
             "OPENROUTER_API_KEY"
@@ -326,11 +328,11 @@ def _why_not(name: str, error: Exception, given: Mapping[str, Any]) -> str:
     if isinstance(error, FileNotFoundError) or (
         isinstance(error, ModuleNotFoundError) and str(error.name).startswith("textarena")
     ):
-        return f"{name} is registered in TextArena, but not a part of its package: {said:.300}"
+        return f"{name} is registered in TextArena, but not a part of its package: {message:.300}"
     if isinstance(error, ModuleNotFoundError):
         return f"{name} needs the package {error.name!r}: pip install {error.name}"
     shown = f" with {dict(given)}" if given else ""
-    return f"{name} cannot be made{shown}: {type(error).__name__}: {said:.300}"
+    return f"{name} cannot be made{shown}: {type(error).__name__}: {message:.300}"
 
 
 def _players(name: str, fresh: Any, given: int | None) -> int:
