@@ -407,7 +407,9 @@ def test_wrong_paths_and_bodies_are_refused_in_json(path: str, body: Any, status
         asked(base_url, "writer", user(base_url))
         return 1.0
 
-    env = started(solve)  # kept: an environment that nobody holds ends its program, and then all is 410
+    env = started(
+        solve
+    )  # kept: an environment that nobody holds ends its program, and then all is 410
     base_url = env.text_for("writer_0")
     with pytest.raises(Answered) as refused:
         sent(base_url.replace("/v1", path[2:]) if path.startswith("..") else base_url + path, body)
