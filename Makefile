@@ -13,7 +13,7 @@ PYTEST = PYTHONHASHSEED=0 $(BIN)/python -m pytest
 SETUP = PYTHON="$(PYTHON)" VENV="$(VENV)" TORCH_INDEX="$(TORCH_INDEX)" bash .ci/setup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train real listen eval test check docs coverage test-browser test-clients test-elsewhere test-docker test-games test-ray test-real test-reasoning test-vllm test-gpu bench prime clean
+.PHONY: help setup train real listen eval test check docs coverage test-benchmarks test-browser test-clients test-elsewhere test-docker test-games test-ray test-real test-reasoning test-vllm test-gpu bench prime clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ coverage: setup ## Run the tests in one process and report the lines that none o
 	PYTHONHASHSEED=0 $(BIN)/coverage run -m pytest $(ARGS)
 	$(BIN)/coverage combine
 	$(BIN)/coverage report
+
+test-benchmarks: setup ## Run longer commands of benchmarks/ with their smallest settings
+	$(PYTEST) -m benchmarks $(ARGS)
 
 test-browser: setup ## Run the tests of the viewer in Chromium (they are skipped where there is none)
 	$(PYTEST) -m browser $(ARGS)

@@ -8,11 +8,13 @@ never drawn. So that two trainers generate the same, both are given the same len
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from transformers import LogitsProcessor
 
 from pettingllms.samplers import transformers as sampler
+from pettingllms.samplers.base import SampledTokens
 from pettingllms.samplers.transformers import BatchGenerator, draw
 
 _LAST = 2.0
@@ -89,4 +91,13 @@ class LengthGenerator(BatchGenerator):
             return token_C, logprobs_RV[rows if row_C is None else row_C, token_C]
 
         # A reply's end is no matter of the sampler's; these two see every one of its tokens.
-        vars(sampler).update(uniform=numbers, draw=ending)
+        self._parts = {"uniform": numbers, "draw": ending}
+
+    def generate(self, *given: Any, **settings: Any) -> list[list[SampledTokens]]:
+        """Samples with these lengths; another generator of the process has none of them."""
+        before = {name: vars(sampler)[name] for name in self._parts}
+        vars(sampler).update(self._parts)
+        try:
+            return super().generate(*given, **settings)
+        finally:
+            vars(sampler).update(before)

@@ -96,5 +96,10 @@ def write(rows: Sequence[Mapping[str, Any]], path: Path = TASKS) -> None:
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Writes the tasks."""
     write(tasks())
+
+
+if __name__ == "__main__":
+    main()

@@ -92,6 +92,7 @@ def spec_of(config: ATGRPOConfig) -> ModelSpec:
         base_model(config),
         revision=config.revision,
         attn_implementation=config.attn_implementation,
+        long_context=config.long_context,
         load_in_4bit=config.load_in_4bit,
         adapter_dtype=config.adapter_dtype,
     )

@@ -24,11 +24,13 @@ from transformers import (
 )
 
 from pettingllms.errors import ConfigError
+from pettingllms.policies.base_model import ModelSpec
+from pettingllms.policies.context import context_of, switch_of
 from pettingllms.policies.loading import load_policies
-from pettingllms.policies.policy_set import context_of
+from pettingllms.samplers.vllm_args import _context
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig
-from pettingllms.types import Request
+from pettingllms.types import Request, Sample
 from tests.graded_env import GradedEnv
 from tests.tiny_lm import tiny_tokenizer
 
@@ -155,3 +157,68 @@ def test_texts_end_where_a_model_would_begin_to_turn_all_positions_in_another_wa
     assert context_of(AutoModelForCausalLM.from_config(config), 10) == longest
     shorter = "texts end at 64 tokens, although the model's context has 1024" in caplog.text
     assert shorter == (longest == 64)
+
+
+@pytest.fixture
+def phi(tmp_path):
+    """A model whose positions change beyond 32 tokens."""
+    rope = {**PHI_4_MINI, "original_max_position_embeddings": 32}
+    torch.manual_seed(0)
+    config = Phi3Config(**SIZES, rope_parameters=rope, original_max_position_embeddings=32)
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(3.0)
+    model.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("attention", ["auto", "sdpa"])
+def test_with_a_long_context_sampler_update_and_plain_forward_agree_across_the_change(
+    phi, attention
+):
+    spec = ModelSpec(str(phi), attn_implementation=attention, long_context=True)
+    policies = load_policies(spec, ROLES, lora_r=4)
+    assert policies.contexts == {"writer": 1024, "reader": 1024}
+    plain = AutoModelForCausalLM.from_pretrained(phi).eval()
+    short, long = (
+        policies.prompt_ids("writer", "Say."),
+        policies.prompt_ids("writer", "Say it. " * 9),
+    )
+    assert len(short) < 32 < len(long)
+    samples = []
+    for prompt in (short, long):
+        [[reply]] = policies.sample([Request("writer", prompt, 5)], 1, max_new_tokens=40)
+        ids = torch.tensor([[*prompt, *reply.token_ids]])
+        assert ids.shape[1] > 40
+        with torch.no_grad():
+            logits = plain(input_ids=ids, use_cache=False).logits[0]
+        table = logits.log_softmax(-1)[len(prompt) - 1 : -1]
+        theirs = table.gather(-1, torch.tensor(reply.token_ids)[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(reply.logprobs), theirs, atol=1e-3, rtol=0)
+        samples.append(Sample(prompt, reply.token_ids, reply.logprobs, 1.0))
+    samples.append(Sample(short, samples[0].token_ids[:3], samples[0].logprobs[:3], 1.0))
+    for sample in samples:
+        [batch] = policies.microbatches("writer", [sample], 10_000)
+        update_BT, _ = policies.logprobs("writer", batch, temperature=1.0)
+        logprobs = torch.tensor(sample.logprobs)
+        torch.testing.assert_close(update_BT[0].detach(), logprobs, atol=1e-3, rtol=0)
+
+
+def test_vllm_is_given_the_context_with_which_it_has_the_positions_of_the_trainer(phi):
+    for long, context, others in ((False, 32, 33), (True, 1024, 32)):
+        policies = load_policies(ModelSpec(str(phi), long_context=long), ROLES, lora_r=4)
+        switch = switch_of(policies.sampling_model("writer").config)
+        assert _context(switch.lengths, None) == {"max_model_len": context}
+        assert _context(switch.lengths, context)
+        with pytest.raises(ConfigError, match=f"got {others}: this model's positions"):
+            _context(switch.lengths, others)
+
+
+def test_a_long_context_is_for_longrope_alone(folder):
+    if folder.name == "phi-4-mini":
+        return
+    with pytest.raises(ConfigError, match="long_context is for models with longrope positions"):
+        load_policies(ModelSpec(str(folder), long_context=True), ROLES, lora_r=4)

@@ -28,7 +28,14 @@ EXAMPLES = (
 )
 
 RARE = (
-    *("revision", "attn_implementation", "adapter_dtype", "lora_target_modules", "dtype"),
+    *(
+        "revision",
+        "attn_implementation",
+        "long_context",
+        "adapter_dtype",
+        "lora_target_modules",
+        "dtype",
+    ),
     *("api_key_file", "api_max_tokens", "api_concurrency", "api_timeout", "api_args"),
     *("mask_truncated_completions", "silent_groups", "loss_norm", "importance_sampling_level"),
     *("epsilon_high", "delta", "entropy_coef", "train_turns"),

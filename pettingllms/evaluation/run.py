@@ -127,6 +127,7 @@ class EvalPlan:
             "model_digest": digest(Path(model_path(config.model))) if embedded else None,
             "revision": config.revision,
             "load_in_4bit": config.load_in_4bit,
+            "long_context": config.long_context,
             "full": config.full,
             "dtype": config.dtype,
             "device": config.device,

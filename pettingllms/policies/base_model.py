@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from pettingllms.errors import ConfigError, did_you_mean
+from pettingllms.policies.context import take_long_context
 from pettingllms.policies.prefix_trial import check_head, share_prompts
 
 _DTYPES = {
@@ -44,6 +45,8 @@ class ModelSpec:
     load_in_4bit: bool = False
     adapter_dtype: str = "float32"
     """Or "base": that of the base."""
+    long_context: bool = False
+    """See `pettingllms.policies.context`."""
     model: PreTrainedModel | None = None
     """Loaded already; it is used itself, and adapters are put into it."""
     tokenizer: PreTrainedTokenizerBase | None = None
@@ -118,6 +121,8 @@ def load_base(
     for module in base.modules():
         if isinstance(module, nn.Dropout):  # sampler and update must compute the same
             module.p = 0.0
+    if spec.long_context:
+        take_long_context(base)
     # Before adapters are put in: what is compared is the model itself.
     check_head(base)
     if checkpointing:

@@ -19,6 +19,7 @@ from pettingllms.policies.base_model import (
     quantized,
 )
 from pettingllms.policies.chat import Chat, end_of_turn_ids
+from pettingllms.policies.context import switch_of
 from pettingllms.policies.policy_set import Base, PolicySet
 from pettingllms.policies.prefix_trial import check_cache
 from pettingllms.policies.roles import BASE, own_names
@@ -158,7 +159,9 @@ def open_base(
         # memory.
         weights, rank = _adapters(base, spec, policies, seed, here and merge)
     pad_id = chats[names[0]].pad_id
-    served = ServedPolicies(weights, names, ends, pad_id, rank, compute)
+    switch = switch_of(base.config)
+    lengths = switch and switch.lengths
+    served = ServedPolicies(weights, names, ends, pad_id, rank, compute, lengths)
     return Base(weights, chats, open_engine(served, sampler), checkpointing)
 
 

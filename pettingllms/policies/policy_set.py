@@ -8,8 +8,6 @@ which these are.
 
 from __future__ import annotations
 
-import functools
-import logging
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
@@ -27,6 +25,7 @@ from pettingllms.errors import (
 )
 from pettingllms.models.shared_prompts import enabled
 from pettingllms.policies.chat import Chat
+from pettingllms.policies.context import context_of
 from pettingllms.policies.packing import Batch, batch_logprobs, last_states, microbatches
 from pettingllms.policies.roles import own_names
 from pettingllms.samplers.api import ApiPartners
@@ -41,8 +40,6 @@ from pettingllms.samplers.base import (
     is_partner,
 )
 from pettingllms.types import Completion, Request, Sample, policy_of
-
-logger = logging.getLogger(__name__)
 
 
 class Base:
@@ -530,35 +527,6 @@ def _check_params(n: int, params: SamplingParams) -> None:
         )
     if not 0 < params.top_p <= 1:
         raise ConfigError(f"top_p must be above 0 and at most 1, got {params.top_p}")
-
-
-def context_of(model: PreTrainedModel, default: int) -> int:
-    """The most tokens that a model is computed for.
-
-    Models with "longrope" or "dynamic" positions turn all of them in another way once a text is
-    longer than they were first trained for. The log-probabilities of a completion would then
-    depend on what else is in its batch, so their texts end there.
-    """
-    text = model.config.get_text_config(decoder=True)
-    longest = int(getattr(text, "max_position_embeddings", None) or default)
-    rope = getattr(text, "rope_parameters", None) or {}
-    if rope.get("rope_type") in ("longrope", "dynamic"):
-        first = rope.get("original_max_position_embeddings") or getattr(
-            text, "original_max_position_embeddings", None
-        )
-        if first and first < longest:
-            _say_shorter(str(rope["rope_type"]), int(first), longest)
-        return min(longest, int(first or longest))
-    return longest
-
-
-@functools.cache  # once, however many policies the model has
-def _say_shorter(kind: str, used: int, longest: int) -> None:
-    logger.warning(
-        "texts end at %d tokens, although the model's context has %d: beyond, its %s positions "
-        "depend on the longest text of a batch",
-        *(used, longest, kind),
-    )
 
 
 def _set_training(model: nn.Module, training: bool) -> None:

@@ -169,6 +169,8 @@ class ServedPolicies:
     """Greatest rank of an adapter; None: the policies are full models."""
     dtype: torch.dtype
     """Of the computation."""
+    lengths: tuple[int, int] | None = None
+    """The least and greatest context with which an engine has the trainer's positions; None: any."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,7 +182,8 @@ def engine_options(
         engines: how many of them share the device.
 
     Raises:
-        ConfigError: vLLM is missing, or an adapter's rank is beyond what it takes.
+        ConfigError: vLLM is missing, an adapter's rank is beyond what it takes, or the context changes
+            the model's positions.
     """
     require_vllm()
     import torch
@@ -192,9 +193,23 @@ def engine_options(
         # policies need.
         **engine_defaults(not torch.cuda.is_available(), engines),
         "dtype": str(served.dtype).removeprefix("torch."),
+        **_context(served.lengths, settings.options.get("max_model_len")),
         **settings.options,
         **lora_options(served.names, served.lora_rank),
     }
+
+
+def _context(lengths: tuple[int, int] | None, chosen: int | None) -> dict[str, int]:
+    """The context of a model whose positions depend on it."""
+    if lengths is None:
+        return {}
+    least, most = lengths
+    if chosen is not None and not least <= chosen <= most:
+        raise ConfigError(
+            f"vllm.max_model_len must be from {least} to {most}, got {chosen}: this model's positions "
+            "would be others than in training, see --long-context"
+        )
+    return {"max_model_len": most}
 
 
 def engine_defaults(on_cpu: bool, engines: int) -> dict[str, Any]:

@@ -107,6 +107,12 @@ class ATGRPOConfig:
         "it; or one of transformers': sdpa, eager, flash_attention_2, ...",
         shared="default",
     )
+    long_context: bool = policies_setting(
+        False,
+        "For models with longrope positions (Phi-3-128k): the whole context, with the long factors for "
+        "texts of all lengths, as vLLM has them. Default: the short factors, up to the short context",
+        shared="run",
+    )
     policies: str = policies_setting(
         "per-role",
         "shared, per-role, per-agent, or a map like coder=a,tester=b (roles or agents); `base` is "

@@ -19,7 +19,15 @@ from pettingllms.policies.roles import trained_policies
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig
 from pettingllms.trainers.presets import DECIDING, FOLLOWING
 
-OF_THE_BASE = ("model", "revision", "full", "dtype", "attn_implementation", "load_in_4bit")
+OF_THE_BASE = (
+    "model",
+    "revision",
+    "full",
+    "dtype",
+    "attn_implementation",
+    "long_context",
+    "load_in_4bit",
+)
 """Settings of a model in memory: policies that differ in one have a model each."""
 OF_THE_POLICY = ("chat_template_kwargs", "lora_r", "lora_alpha", "lora_target_modules")
 """Settings of a policy's weights and prompts that those on the same model may differ in."""

@@ -1,0 +1,184 @@
+"""Every command of `benchmarks` that a page quotes runs with its smallest settings, or says here why it does not."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TINY = ROOT / "pettingllms/models/tiny"
+MADE = f"--device cpu --prompt-tokens 8 --model-config {TINY / 'config.json'}"
+FEW = "--rounds 1 --prompts 2 --k 2 --reply-tokens 2"
+RUN = [
+    "tables --write",
+    "paper --list",
+    "paper calls --seeds 0 --dry-run",
+    "paper debate --tokens 1 --dry-run",
+    "paper judges --tokens 1 --dry-run",
+    "paper local --tokens 1 --dry-run",
+    "paper silent_groups --seeds 0 --tokens 1 --dry-run",
+    "paper methods --envs plan_path --tokens 1 --seeds 0 --jobs 1 --dry-run",
+    "claims --help",
+    "claims --medium --dry-run",
+    "claims --small --only grouping --dry-run",
+    "peers --dry-run --env coding --seeds 0 --tokens 1",
+    "peers_sweep --dry-run",
+    "reading --dry-run --minutes 0 --only read relay",
+    "relay",
+    "search_speed --passages 30 --words 12 --queries 2",
+    "boards --rounds 1 --calls 1",
+    "soak --runs 5",
+    f"sampling --sizes tiny {FEW}",
+    f"sampling --model {TINY} {FEW}",
+    f"train_step --longest 8 --trl-rows 2 --rounds 1 --prompts 2 --k 2 4 --reply-tokens 2 4 {MADE}",
+    "serving --clients 1 --rounds 1 --max-tokens 2",
+]
+"""Commands of the default suite; trainings of experiments are listed by them, not run."""
+LONGER = [
+    f"update --model {TINY} --longest 4 --tokens-per-batch 64 {FEW}",
+    "sudoku_speed --rounds 1",
+    "late_outcome --tokens 1 --seeds 0",
+]
+"""Commands that take more than a few seconds: `make test-benchmarks`."""
+TRAINS = "trains or plays for minutes at its smallest settings"
+ELSEWHERE = {
+    "alone": TRAINS,
+    "between": TRAINS,
+    "blind": TRAINS,
+    "ensemble": TRAINS,
+    "engines": "needs vLLM and Ray",
+    "figures": "draws every published result, half a minute",
+    "frozen": "trains a revision of the past and this one",
+    "games": "needs TextArena and PettingZoo's classic games",
+    "grading": "needs math-verify's unpacked sources and MATH-500",
+    "habits": TRAINS,
+    "leader": TRAINS,
+    "learning": TRAINS,
+    "malt": TRAINS,
+    "parts": TRAINS,
+    "priming.games": TRAINS,
+    "priming.prime": TRAINS,
+    "priming.protocol": TRAINS,
+    "prompts": "needs SmolLM2",
+    "protocol": "needs the base that priming.protocol trains",
+    "refill": "needs finished trainings",
+    "revisions": "trains a revision of the past and this one",
+    "rounds": TRAINS,
+    "sandbox": "takes turns with interpreters and virtual environments for minutes",
+    "scale": "needs Ray; simulate takes minutes",
+    "search_team": TRAINS,
+    "self_play": "needs the bases that priming.games trains",
+    "trust": TRAINS,
+    "viewer": "needs Chromium",
+    "vllm_training": "needs vLLM",
+}
+"""Module -> why no test runs it."""
+OPTIONS = {"--peer": "needs gym-sokoban"}
+"""Options that no test gives."""
+
+
+class Quoted(NamedTuple):
+    """A command of a page, without the values of its options."""
+
+    module: str
+    first: str
+    """Its first word, where that is no option: an experiment, or a kind of measurement."""
+    options: frozenset[str]
+
+
+def _texts() -> Iterator[str]:
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("*/*.md"), *ROOT.glob("docs/*/*.md")]
+    yield from (p.read_text() for p in pages if p.name != "CHANGELOG.md")
+    yield (ROOT / "pettingllms/models/README.md").read_text()
+    for place in ("benchmarks", "pettingllms"):
+        for path in (ROOT / place).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                    yield ast.get_docstring(node) or ""
+
+
+def read(command: str) -> Quoted:
+    """Takes a command apart; brackets around what may be left out do not count."""
+    module, *words = shlex.split(re.sub(r"[\[\]]", " ", command))
+    first = words[0] if words and re.fullmatch("[a-z_]{2,}", words[0]) else ""
+    options = frozenset(word for word in words if word.startswith("--"))
+    return Quoted(module, first if module in ("paper", "scale") else "", options)
+
+
+def quoted() -> list[Quoted]:
+    """The commands of all pages and docstrings."""
+    line = re.compile(r"python -m benchmarks\.([a-z_.]+[^`|)\n]*)")
+    commands = {
+        # A remark follows after several blanks, or behind a sign.
+        read(re.split(r"\s{2,}|[#;&'\"]", found)[0].rstrip(". "))
+        for text in _texts()
+        for found in line.findall(text)
+    }
+    return sorted(commands, key=str)
+
+
+KNOWN = [read(command) for command in (*RUN, *LONGER)]
+
+
+def test_pages_quote_commands() -> None:
+    assert len({command.module for command in quoted()}) > 40
+
+
+@pytest.mark.parametrize("command", quoted(), ids=lambda c: " ".join([*c[:2], *sorted(c.options)]))
+def test_a_quoted_command_is_run_with_its_options_or_has_a_reason(command: Quoted) -> None:
+    runs = [known for known in KNOWN if known.module == command.module]
+    assert bool(runs) != (command.module in ELSEWHERE)
+    if runs:
+        assert any(
+            command.first in ("", known.first) and command.options - OPTIONS.keys() <= known.options
+            for known in runs
+        ), "add its options to a command that runs, or a command of its own"
+
+
+def test_what_is_listed_is_quoted() -> None:
+    modules = {command.module for command in quoted()}
+    assert {known.module for known in KNOWN} | ELSEWHERE.keys() == modules
+    assert all(find_spec(f"benchmarks.{module}") for module in modules)
+
+
+@pytest.mark.timeout(900)
+def test_quoted_commands_run_with_their_smallest_settings(tmp_path: Path) -> None:
+    pytest.importorskip("trl")
+    assert _failures(RUN, tmp_path) == {}
+
+
+@pytest.mark.benchmarks
+@pytest.mark.timeout(900)
+def test_longer_quoted_commands_run_with_their_smallest_settings(tmp_path: Path) -> None:
+    assert _failures(LONGER, tmp_path) == {}
+
+
+def _failures(commands: Sequence[str], folder: Path) -> dict[str, str]:
+    """Command -> why it failed, of those that did. They write into a copy of their folders."""
+    for name in ("benchmarks", "docs", "sandbox", "tests"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("out"))
+    (folder / "README.md").write_text((ROOT / "README.md").read_text())
+    own = [[f"benchmarks.{module}", *words] for module, *words in map(shlex.split, commands)]
+    ended = subprocess.run(
+        [sys.executable, "-P", "tests/quoted_commands.py"],
+        cwd=folder,
+        input=json.dumps(own),
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+    )
+    lines = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("[[")]
+    assert len(lines) == len(own), ended.stderr[-2000:]
+    return {" ".join(command): failed for command, failed, _ in lines if failed}
