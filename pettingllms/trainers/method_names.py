@@ -26,7 +26,7 @@ from pettingllms.trainers.settings import json_object
 
 logger = logging.getLogger(__name__)
 _FILES = {
-    "look_ahead": ("look_ahead:LookAhead", "malt:Malt"),
+    "look_ahead": ("look_ahead:LookAhead", "malt:Malt", "c3:C3"),
     "grpo": ("grpo:Grpo", "dr_grpo:DrGrpo", "gspo:Gspo", "cispo:Cispo", "sapo:Sapo"),
     "dr_mas": ("dr_mas:DrMas", "decision:PerDecision", "turn:PerTurn", "agent_turn:PerAgentTurn"),
     "gigpo": ("gigpo:Gigpo",),
