@@ -24,9 +24,11 @@ LACKS: dict[str, tuple[dict[str, Any], str]] = {
     "judged_replies": ({"judged_replies": False}, r"does not say of every reply"),
     "cross_runs": ({"cross_runs": ()}, r"is for programs and tests that judge each other"),
     "rounds": ({"rounds": False}, r"do not act in rounds"),
+    "success": ({"success": False}, r"needs to know whether the team succeeded"),
     "calls": ({"caller": ""}, r"is for an agent that calls others"),
 }
 ALL = {"reward_parts": 2, "judged_replies": True, "caller": "x", "cross_runs": ("a", "b")}
+ALL |= {"success": True}
 """What an environment says that lacks nothing."""
 
 

@@ -32,6 +32,8 @@ _FILES = {
     "gigpo": ("gigpo:Gigpo",),
     "gdpo": ("gdpo:Gdpo",),
     "rae": ("rae:Rae",),
+    "marshal": ("marshal:Marshal",),
+    "max_rl": ("max_rl:MaxRl",),
     "igrpo": ("igrpo:Igrpo",),
     "mlpo": ("mlpo:Mlpo",),
     "marft": ("marft:Marft", "marft_gae:MarftGae", "gae:Gae", "alternate:Alternate"),
