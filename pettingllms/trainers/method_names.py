@@ -34,6 +34,7 @@ _FILES = {
     "rae": ("rae:Rae",),
     "marshal": ("marshal:Marshal",),
     "max_rl": ("max_rl:MaxRl",),
+    "counterfactual": ("ccpo:Ccpo", "sharp:Sharp"),
     "igrpo": ("igrpo:Igrpo",),
     "mlpo": ("mlpo:Mlpo",),
     "marft": ("marft:Marft", "marft_gae:MarftGae", "gae:Gae", "alternate:Alternate"),
