@@ -32,7 +32,7 @@ from pettingllms.envs import load_env
 from pettingllms.trainers.fitting import lacking
 from pettingllms.trainers.method_names import METHODS, PARTS
 
-OWN_TEAMS = ("igrpo", "mlpo", "cory", "maporl", "malt")
+OWN_TEAMS = ("igrpo", "mlpo", "cory", "maporl", "malt", "c3")
 NAMES = [
     name for name in METHODS.own if name not in (*PARTS, "decision", "turn", "agent_turn", "gae")
 ]

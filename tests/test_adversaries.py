@@ -17,7 +17,14 @@ from pettingllms.envs.aec import MOVED
 from pettingllms.errors import ConfigError
 from pettingllms.methods.marft import Gae
 from pettingllms.rollout.engine import RolloutEngine
-from pettingllms.rollout.shapes import Episodes, LookAheadTree, RolloutShape, Tree
+from pettingllms.rollout.shapes import (
+    Blanked,
+    Coalitions,
+    Episodes,
+    LookAheadTree,
+    RolloutShape,
+    Tree,
+)
 from pettingllms.rollout.trajectory import Trajectory, in_order
 from pettingllms.samplers.scripted import ScriptedSampler
 from pettingllms.trainers.config import ATGRPOConfig, resolve
@@ -37,7 +44,7 @@ def guided(env: Any, name: str, role: str, other: Player) -> Any:
 
     def text(env: Any, agent: str, reply: str) -> str:
         way = other if reply == OTHERWISE and role_of(agent) == role else honest
-        return way(env, agent)
+        return way(env, agent) if reply else reply  # blank in a copy without the agent
 
     class Guided(type(env)):  # type: ignore[misc]
         def cross(self, programs: Sequence[str], tests: Sequence[str]) -> Any:
@@ -82,11 +89,12 @@ def played(env: Any, role: str) -> dict[type[RolloutShape], list[Trajectory]]:
     for kind in (Tree, LookAheadTree):
         found[kind] = play(kind(width=4, branch="sample"), both)
     ways = ((HONESTLY, 0), (OTHERWISE, 2))
-    each = [
-        play(Episodes(episodes=2, first=first), lambda p, *_, w=way: w if p == role else HONESTLY)
-        for way, first in ways
-    ]
-    found[Episodes] = [t for both_ways in each for t in both_ways]
+    for shape in (Episodes, Blanked, Coalitions):
+        each = [
+            play(shape(episodes=2, first=first), lambda p, *_, w=way: w if p == role else HONESTLY)
+            for way, first in ways
+        ]
+        found[shape] = [t for both_ways in each for t in both_ways]
     return found
 
 

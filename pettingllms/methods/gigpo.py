@@ -54,14 +54,19 @@ class Gigpo(Grpo):
 
     def to_go(self, groups: Sequence[Group]) -> list[float]:
         """The discounted rewards from each decision to the end of its episode."""
-        episodes: dict[Hashable, list[int]] = defaultdict(list)
-        for index, group in enumerate(groups):
-            episodes[member_of(group)].append(index)
-        values = [0.0] * len(groups)
-        for indices in episodes.values():
-            following = 0.0
-            # From the end, because each decision needs the rewards that followed it.
-            for index in sorted(indices, key=lambda at: -groups[at].key.parent):
-                reward = groups[index].chosen.reward + groups[index].late_reward
-                following = values[index] = reward + self.gamma * following
-        return values
+        return rewards_to_go(groups, self.gamma)
+
+
+def rewards_to_go(groups: Sequence[Group], gamma: float) -> list[float]:
+    """The rewards from each decision to the end of its episode, times `gamma` for each on the way."""
+    episodes: dict[Hashable, list[int]] = defaultdict(list)
+    for index, group in enumerate(groups):
+        episodes[member_of(group)].append(index)
+    values = [0.0] * len(groups)
+    for indices in episodes.values():
+        following = 0.0
+        # From the end, because each decision needs the rewards that followed it.
+        for index in sorted(indices, key=lambda at: -groups[at].key.parent):
+            reward = groups[index].chosen.reward + groups[index].late_reward
+            following = values[index] = reward + gamma * following
+    return values

@@ -6,6 +6,7 @@ Shao et al. 2024, https://arxiv.org/abs/2402.03300, for whole episodes as in ver
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 
@@ -30,6 +31,8 @@ class Grpo(Method):
 
     source = "arXiv 2402.03300"
     mean: bool = argument(default=False)
+    by_agent: ClassVar[bool] = False
+    """Whether an agent is compared with its own also where all agents have equal returns."""
 
     @property
     def compares(self) -> str:  # type: ignore[override]
@@ -50,7 +53,8 @@ class Grpo(Method):
             counts[member] = counts.get(member, 0) + 1
         returns = [values[member] / (counts[member] if self.mean else 1) for member in values]
         differing = with_own_returns(groups)
-        agents = [agent if task in differing else "" for task, _, agent in values]
+        apart = [self.by_agent or task in differing for task, _, _ in values]
+        agents = [agent * own for (_, _, agent), own in zip(values, apart, strict=True)]
         keys = [(task, agent) for (task, _, _), agent in zip(values, agents, strict=True)]
         # Not in batches by policy: a team's return is no single policy's.
         returns_N = torch.tensor(returns, dtype=torch.float64)

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 
 from pettingllms.methods.dr_mas import DrMas
 from pettingllms.rollout.forest import flowing, place_of, used_by
-from pettingllms.rollout.trajectory import Trajectory
+from pettingllms.rollout.trajectory import Trajectory, outcome_of
 from pettingllms.trainers.method import Method, repaid, solved
 from pettingllms.types import Candidate, Group
 
@@ -64,9 +64,3 @@ class Mhgpo(Flow, DrMas):
 
     source = "arXiv 2506.02718"
     shapes = ("round_robin", "fork_on_first", "episodes", "full")
-
-
-def outcome_of(candidate: Candidate) -> float:
-    """The outcome of an episode that ended with this reply."""
-    info = candidate.info
-    return float(info["f1"]) if "f1" in info else float(bool(info.get("success")))

@@ -30,6 +30,9 @@ from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.samplers.base import Sampler
 from pettingllms.types import Candidate, Completion, Group, Request, Task, Unplayed, role_of
 
+BLANK = Completion((), (), (), "", truncated=False, version=0)
+"""The reply of an agent that a copy of an episode does without."""
+
 
 class Routed(NamedTuple):
     """The policy that answers a prompt."""
@@ -134,6 +137,10 @@ class RolloutEngine:
         """Samples for all live episodes in one batch a width, and starts scoring."""
         asked: list[_Pending] = []
         for cohort, episode in [(c, episode) for c in cohorts for episode in c.live()]:
+            if episode.agent in episode.blanked:
+                cohort.pending.append(_Pending(episode, "", Request("", (), 0), Plan(), {}))
+                cohort.pending[-1].complete([BLANK], self.pool)
+                continue
             prompt = episode.prompt()
             policy, notes = self._policy_for(episode)
             seed = episode.seed(*self.seed, "sampling")
@@ -178,8 +185,10 @@ class RolloutEngine:
             # A policy that does not learn has nothing to compare, and a probe only shows one
             # continuation.
             return Plan()
-        agents = len(episode.env.possible_agents)
-        return self.shape.plan(Move(episode.task.id, episode.agent or "", episode.depth, agents))
+        agents, blanked = len(episode.env.possible_agents), len(episode.blanked)
+        move = Move(episode.task.id, episode.agent or "", episode.depth, agents, blanked)
+        plan = self.shape.plan(move)
+        return Plan(blanks=plan.blanks) if blanked else plan
 
     def _reader(self, agent: str, policy: str) -> str:
         """Returns the role as which `policy` reads a prompt: its own where roles swap policies."""
@@ -225,13 +234,13 @@ class RolloutEngine:
         request = decision.request
         key = episode.key(request.prompt_ids)
         group = Group(key, request.policy, decision.prompt, request.prompt_ids, candidates)
-        others: list[Episode] = []
+        others = [episode.without()] if decision.plan.blanks and key.turn == 0 else []
         # Before `advance`, while the episode still stands at the decision that the others leave
         # from.
         if decision.plan.probes:
-            others = episode.branching.look_ahead(branches, chosen)
+            others += episode.branching.look_ahead(branches, chosen)
         elif decision.plan.forks:
-            others = episode.branching.fork(branches, chosen)
+            others += episode.branching.fork(branches, chosen)
         episode.advance(group, branches[chosen])
         if self.shape.bootstraps:
             episode.end_cut(dict(self._unplayed(episode.cut())))

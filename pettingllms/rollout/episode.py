@@ -12,7 +12,7 @@ import math
 import random
 import zlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from pettingllms.envs.aec import ForeignEnv
 from pettingllms.envs.base import TextEnv, next_agent
 from pettingllms.errors import NonFiniteError
 from pettingllms.rollout.branching import Branching
-from pettingllms.rollout.trajectory import Origin, Overlong, Trajectory
+from pettingllms.rollout.trajectory import Origin, Overlong, Trajectory, Without, outcome_of
 from pettingllms.types import Completion, Group, GroupKey, Task, Unplayed, role_of
 
 AnyEnv = AECEnv[Any, Any, Any]
@@ -75,6 +75,11 @@ class Episode:
         """Depth and candidate of each decision at which it left another episode."""
         self.probe = False
         """True for look-ahead probes, which are not recorded."""
+        self.blanked: tuple[str, ...] = ()
+        """Agents whose replies are blank, in a copy that is not recorded either."""
+        self._copies: list[Episode] = []
+        self._left_at = 0
+        """Decisions that a copy shares with the episode that it left."""
         self.branching = Branching(self)
 
     @property
@@ -137,11 +142,34 @@ class Episode:
         other._turns = defaultdict(int, self._turns)
         other._turns[self.agent or ""] += 1
         other.groups, other._latest, other.branching = [], {}, Branching(other)
+        other._copies = []
         # In the new record the other agents have no decision yet that this could be a late reward
         # of.
         other.early = dict(branch.result.others)
         other._unplayed = {}
         return other
+
+    def without(self) -> Episode:
+        """Returns a copy in which all replies of the agent to act are blank.
+
+        Its decisions have the seeds of the episode's, so a difference is due to the agent alone.
+        """
+        other = copy.copy(self)
+        other.blanked = (*self.blanked, self.agent or "")
+        other.env, other.groups, other.early = self.env.clone(), [*self.groups], {**self.early}
+        other._turns, other._latest = defaultdict(int, self._turns), {**self._latest}
+        other._unplayed, other.branching, other._copies = {}, Branching(other), []
+        other._left_at = len(self.groups)
+        self._copies.append(other)
+        return other
+
+    def _ends_without(self) -> Iterator[Without]:
+        for each in self._copies:
+            last = each.groups[-1].chosen
+            tokens = [len(g.chosen.completion.token_ids) for g in each.groups[each._left_at :]]
+            outcome = 0.0 if each._overlong else outcome_of(last)
+            yield Without(each.blanked, outcome, sum(tokens))
+            yield from each._ends_without()
 
     def advance(self, group: Group, branch: Branch) -> None:
         """Records a decision and continues from `branch`, its chosen candidate."""
@@ -209,6 +237,7 @@ class Episode:
             overlong=self._overlong,
             came_from=came_from,
             unplayed=self._unplayed,
+            without=self._ends_without(),
         )
 
 

@@ -20,6 +20,8 @@ lines, `FORMAT` 1; keys that only one of them has are marked:
     came_from       training: the candidate that a fork continued from: episode (of the same task),
                     depth, candidate; absent in all other episodes. `early` then has what was paid on
                     the way there
+    without         training: how copies ended in which all replies of agents were blank: blanked (the
+                    agents), outcome (F1 or success), tokens; absent where none was played
     decisions       in order; for each
         agent, role, policy, version    of the policy's weights
         turn            decisions that this agent took before
@@ -138,6 +140,14 @@ class DecisionRow(TypedDict):
     unplayed: NotRequired[UnplayedRow]
 
 
+class WithoutRow(TypedDict):
+    """The end of a copy of an episode in which all replies of some agents were blank."""
+
+    blanked: list[str]
+    outcome: float
+    tokens: int
+
+
 class EpisodeRow(TypedDict):
     """A line of trajectories.jsonl."""
 
@@ -153,4 +163,5 @@ class EpisodeRow(TypedDict):
     early: NotRequired[dict[str, float]]
     overlong: NotRequired[OverlongRow]
     came_from: NotRequired[OriginRow]
+    without: NotRequired[list[WithoutRow]]
     decisions: list[DecisionRow]

@@ -8,6 +8,8 @@
 | `fork_on_first` | K at the first decision, then one | all K |
 | `round_robin` | K at one decision, another agent's from task to task, else one | all K |
 | `full` | K candidates | all K |
+| `blanked` | as `episodes`; a copy of each for each agent that learns, whose replies are blank there | it |
+| `coalitions` | as `blanked`, with a copy for each set of agents | it |
 
 A shape of one's own is a subclass of `RolloutShape` that says in `plan` what happens at a decision,
 given as `--shape my_package.my_module:MyShape`.
@@ -31,10 +33,14 @@ SHAPES = Registry(
         "fork_on_first": "pettingllms.rollout.shapes:ForkOnFirst",
         "round_robin": "pettingllms.rollout.shapes:RoundRobin",
         "full": "pettingllms.rollout.shapes:Full",
+        "blanked": "pettingllms.rollout.shapes:Blanked",
+        "coalitions": "pettingllms.rollout.shapes:Coalitions",
     },
 )
 MOST_LEAVES = 4096
 """Episodes that `full` may make of one task."""
+MOST_AGENTS = 4
+"""Agents of which `coalitions` plays every set."""
 
 
 class Move(NamedTuple):
@@ -46,6 +52,8 @@ class Move(NamedTuple):
     """Decisions taken before it in its episode."""
     agents: int
     """Agents of the environment."""
+    blanked: int = 0
+    """Agents whose replies are blank, in a copy of an episode."""
 
 
 class Plan(NamedTuple):
@@ -57,6 +65,9 @@ class Plan(NamedTuple):
     """Whether the task continues from all of them, instead of from one."""
     probes: bool = False
     """Whether the others are played to the end with single completions, to be compared."""
+    blanks: bool = False
+    """Whether a copy of the episode is played in which all replies of the agent are blank. It counts
+    at the agent's first decision."""
 
 
 @dataclass(frozen=True)
@@ -200,4 +211,59 @@ class Full(Tree):
             raise ConfigError(
                 f"shape full continues from every candidate: {shown} episodes of a task, and "
                 f"{MOST_LEAVES:,} are the most; lower num_generations or the environment's max_turns"
+            )
+
+
+class Blanked(Episodes):
+    """K episodes, each with copies in which one agent's replies are blank: what is it without the agent?
+
+    Only agents that learn have a copy. It leaves its episode at the agent's first decision and draws
+    with the same seeds: where nobody reads the agent, the copy ends as the episode does.
+    """
+
+    def plan(self, move: Move) -> Plan:
+        """One completion, and a copy without the agent."""
+        return Plan(blanks=not move.blanked)
+
+    def completions(self, count: int, *, probes: bool = True) -> int:
+        """K episodes; in the copies, at the most one for each agent before a decision."""
+        return self.episodes * (count + probes * count * (count - 1) // 2)
+
+    def check(self, env: Any) -> None:
+        """Refuses an agent that is alone.
+
+        Raises:
+            ConfigError: the environment has one agent.
+        """
+        if len(env.possible_agents) < 2:
+            raise ConfigError(
+                f"this method plays episodes without one of the agents, and {env} has one agent; "
+                "use a team"
+            )
+
+
+class Coalitions(Blanked):
+    """K episodes, each with copies in which the replies of every set of agents are blank."""
+
+    def plan(self, move: Move) -> Plan:
+        """One completion, and a copy without the agent, in copies without others as well."""
+        del move
+        return Plan(blanks=True)
+
+    def completions(self, count: int, *, probes: bool = True) -> int:
+        """K episodes; in the copies, at the most one for each set of agents before a decision."""
+        most = 2 ** (MOST_AGENTS - 1)
+        return self.episodes * sum(min(2**depth, most) if probes else 1 for depth in range(count))
+
+    def check(self, env: Any) -> None:
+        """Refuses teams with too many sets of agents.
+
+        Raises:
+            ConfigError: the environment has one agent, or more than `MOST_AGENTS`.
+        """
+        super().check(env)
+        if (count := len(env.possible_agents)) > MOST_AGENTS:
+            raise ConfigError(
+                f"shape coalitions plays every set of agents, and {env} has {count} agents; "
+                f"{MOST_AGENTS} are the most, and shape blanked (ccpo) takes any number"
             )

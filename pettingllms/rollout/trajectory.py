@@ -44,6 +44,17 @@ class Origin(NamedTuple):
     candidate: int
 
 
+class Without(NamedTuple):
+    """The end of a copy of the episode in which all replies of some agents were blank."""
+
+    blanked: tuple[str, ...]
+    """Agents, in the order in which they were first blanked. Their copy left that of all but the last."""
+    outcome: float
+    """`Trajectory.outcome` of the copy."""
+    tokens: int
+    """Generated in the copy, beside those of the record."""
+
+
 @dataclass(frozen=True, slots=True)
 class Trajectory:
     """One episode: the decisions along it, each with its candidates."""
@@ -60,6 +71,8 @@ class Trajectory:
     """The prompt that ended the episode before the environment did."""
     came_from: Origin | None = None
     """Where a fork left another episode; `early` then has what was paid on the way there."""
+    without: tuple[Without, ...] = ()
+    """How copies ended in which agents were blanked, each after the copy that it left."""
 
     @classmethod
     def of(
@@ -73,6 +86,7 @@ class Trajectory:
         overlong: Overlong | None = None,
         came_from: Origin | None = None,
         unplayed: Mapping[str, Unplayed] = MappingProxyType({}),
+        without: Iterable[Without] = (),
     ) -> Self:
         """Completes the record of an episode: every decision learns its episode's return.
 
@@ -95,7 +109,8 @@ class Trajectory:
                 )
             )
             before[agent] += group.chosen.reward + group.late_reward
-        return cls(task, episode, tuple(done), cooperative, dict(early), overlong, came_from)
+        ends = tuple(without)
+        return cls(task, episode, tuple(done), cooperative, dict(early), overlong, came_from, ends)
 
     @property
     def success(self) -> bool | None:
@@ -105,6 +120,12 @@ class Trajectory:
         """
         success = self.groups[-1].chosen.info.get("success") if self.groups else None
         return None if success is None else bool(success) and self.overlong is None
+
+    @property
+    def outcome(self) -> float:
+        """What the episode ended with: `outcome_of` its last decision, 0 after a prompt without room."""
+        ended = self.groups and self.overlong is None
+        return outcome_of(self.groups[-1].chosen) if ended else 0.0
 
     @property
     def difficulty(self) -> str | None:
@@ -132,13 +153,9 @@ class Trajectory:
         early = {"early": dict(self.early)} if self.early else {}
         overlong = {} if self.overlong is None else {"overlong": self.overlong._asdict()}
         forked = {} if self.came_from is None else {"came_from": self.came_from._asdict()}
-        return (
-            row
-            | early
-            | overlong
-            | forked
-            | {"decisions": [_decision(group) for group in self.groups]}
-        )
+        without = {"without": [w._asdict() for w in self.without]} if self.without else {}
+        decisions = {"decisions": [_decision(group) for group in self.groups]}
+        return row | early | overlong | forked | without | decisions
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
@@ -160,7 +177,17 @@ class Trajectory:
             cooperative=row["cooperative"],
             overlong=Overlong(**row["overlong"]) if "overlong" in row else None,
             came_from=Origin(**row["came_from"]) if "came_from" in row else None,
+            without=[
+                Without(tuple(w["blanked"]), w["outcome"], w["tokens"])
+                for w in row.get("without", ())
+            ],
         )
+
+
+def outcome_of(candidate: Candidate) -> float:
+    """The outcome of an episode that ended with this reply: F1 where answers have one, else success."""
+    info = candidate.info
+    return float(info["f1"]) if "f1" in info else float(bool(info.get("success")))
 
 
 def _with_unplayed(

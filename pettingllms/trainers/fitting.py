@@ -9,6 +9,7 @@ One that says nothing is taken to have what nearly all have:
 | `recurring_states`: prompts, or `info["anchor"]`, that are met again | `"states_recur": False` |
 | `reward_parts`: a team reward beside a local one, or `info["parts"]` | `"reward_parts": 1` |
 | `rounds`: all agents act in each turn | `"rounds": False`, or overrides `TextEnv._next_agent` |
+| `success`: `info["success"]` says whether the team solved its task | `"success": False`, or is no `TextEnv` and does not say `"success": True` |
 
 and to lack what few have:
 
@@ -71,6 +72,11 @@ NEEDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         lambda env: not env.metadata.get("rounds", _in_turn(env.unwrapped)),
         "pays what a round earned, and agents of {env} do not act in rounds: an episode in which more of them "
         "act would earn more",
+    ),
+    "success": (
+        lambda env: not env.metadata.get("success", isinstance(env.unwrapped, TextEnv)),
+        "needs to know whether the team succeeded, and {env} does not say so "
+        '("success": True in its metadata, `success` in its infos)',
     ),
     "calls": (
         lambda env: not env.metadata.get("caller"),

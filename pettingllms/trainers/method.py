@@ -387,6 +387,31 @@ def repaid(trajectory: Trajectory, reward: Callable[[Group, Candidate], float]) 
     )
 
 
+def repaid_once(trajectory: Trajectory, worth: float | Mapping[str, float]) -> Trajectory:
+    """The record with one reward in place of all others, at the episode's last decision.
+
+    Args:
+        trajectory: the record.
+        worth: the return of the team, or of each agent, paid at the agent's own last decision.
+    """
+    shared = not isinstance(worth, Mapping)
+    last = {"" if shared else g.key.agent: at for at, g in enumerate(trajectory.groups)}
+    groups = []
+    for at, group in enumerate(trajectory.groups):
+        paid = worth[group.key.agent] if isinstance(worth, Mapping) else worth
+        reward = paid if at == last["" if shared else group.key.agent] else 0.0
+        candidates = tuple(replace(c, reward=reward) for c in group.candidates)
+        groups.append(replace(group, candidates=candidates, late_reward=0.0))
+    return Trajectory.of(
+        trajectory.task,
+        trajectory.episode,
+        groups,
+        early={},
+        cooperative=shared,
+        overlong=trajectory.overlong,
+    )
+
+
 def solved(trajectory: Trajectory, config: ResolvedConfig) -> bool:
     """Returns whether the team had solved the task at the end of the episode.
 

@@ -25,12 +25,15 @@ from pettingllms.trainers.settings import as_object
 
 logger = logging.getLogger(__name__)
 _FILES = {
-    "look_ahead": ("look_ahead:LookAhead", "malt:Malt"),
+    "look_ahead": ("look_ahead:LookAhead", "malt:Malt", "c3:C3"),
     "grpo": ("grpo:Grpo", "dr_grpo:DrGrpo", "gspo:Gspo", "cispo:Cispo", "sapo:Sapo"),
     "dr_mas": ("dr_mas:DrMas", "decision:PerDecision", "turn:PerTurn", "agent_turn:PerAgentTurn"),
     "gigpo": ("gigpo:Gigpo",),
     "gdpo": ("gdpo:Gdpo",),
     "rae": ("rae:Rae",),
+    "marshal": ("marshal:Marshal",),
+    "max_rl": ("max_rl:MaxRl",),
+    "counterfactual": ("ccpo:Ccpo", "sharp:Sharp"),
     "igrpo": ("igrpo:Igrpo",),
     "mlpo": ("mlpo:Mlpo",),
     "marft": ("marft:Marft", "marft_gae:MarftGae", "gae:Gae", "alternate:Alternate"),

@@ -65,6 +65,11 @@ def generated_tokens(groups: Sequence[Group]) -> int:
     return ahead + sum(len(candidate.completion.token_ids) for candidate in candidates)
 
 
+def _tokens_without(trajectories: Sequence[Trajectory]) -> int:
+    """Tokens sampled in copies in which agents were blanked."""
+    return sum(end.tokens for each in trajectories for end in each.without)
+
+
 def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Rewards, successes, errors and lengths of a rollout."""
     groups = in_order(trajectories)
@@ -79,7 +84,7 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "reward_std": mean([_deviation(group) for group in groups]),
         "completions/mean_length": mean(lengths),
         "completions/clipped_ratio": mean([c.completion.truncated for c in everything]),
-        "num_tokens": float(generated_tokens(groups)),
+        "num_tokens": float(generated_tokens(groups) + _tokens_without(trajectories)),
         "turns": len(groups) / len(trajectories),
     }
     if any(each.overlong is not None for each in trajectories):

@@ -1,0 +1,51 @@
+"""MaxRL: rare successes weigh more, as in the gradient of a likelihood.
+
+Tajwar et al. 2026, "Maximum Likelihood Reinforcement Learning", https://arxiv.org/abs/2602.02710.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from pettingllms.rollout.trajectory import Trajectory
+from pettingllms.trainers.method import Method, repaid_once, solved
+from pettingllms.types import Advantage, Group
+
+
+class MaxRl(Method):
+    """K episodes of a task are compared by success, and rare successes weigh more.
+
+        A = (r - mean r) / mean r,    0 where none of the K succeeded
+
+    r is 1 for a success of the team and 0 otherwise: the mean of negative or graded rewards says
+    nothing about a likelihood. A success among K failures has the advantage K - 1. As K grows, the
+    gradient becomes that of log p, the log-probability of success, in place of p.
+    `scale_rewards` has no effect.
+    """
+
+    source = "arXiv 2602.02710"
+    needs = ("success",)
+    credits = "return"
+    credit_shapes = ("episodes",)
+
+    def credit(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """The records with r at the last decision of each episode, as the return of all agents.
+
+        Raises:
+            ConfigError: the environment does not say whether a task was solved.
+        """
+        return [repaid_once(each, float(solved(each, self.config))) for each in trajectories]
+
+    def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
+        """(r - mean r) / mean r of each decision's episode; an episode counts once."""
+        tasks: dict[str, dict[int, float]] = defaultdict(dict)
+        for group in groups:
+            tasks[group.key.task][group.key.episode] = group.episode_return
+        means = {task: sum(own.values()) / len(own) for task, own in tasks.items()}
+        values: list[Advantage] = []
+        for group in groups:
+            mean = means[group.key.task]
+            worth = 0.0 if mean == 0 else (group.episode_return - mean) / mean
+            values += [worth] * len(group.candidates)
+        return values
