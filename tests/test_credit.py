@@ -233,7 +233,7 @@ def relayed(shape: Any = BLANKED, **options: Any) -> list[Trajectory]:
     return play(shape, given.pop("env", None) or Relayed(), **given)
 
 
-def with_ends(outcome: float, episode: int, ends: Mapping[Sequence[str], float]) -> Trajectory:
+def with_ends(outcome: float, episode: int, ends: Mapping[tuple[str, ...], float]) -> Trajectory:
     """An episode of agents 0, 1, ... with an F1, and its copies without some of them."""
     agents = dict.fromkeys(agent for blanked in ends for agent in blanked)
     groups = [decision(9.0, episode=episode, agent=a, parent=n) for n, a in enumerate(agents)]

@@ -211,6 +211,7 @@ def test_vllm_is_given_the_context_with_which_it_has_the_positions_of_the_traine
     for long, context, others in ((False, 32, 33), (True, 1024, 32)):
         policies = load_policies(ModelSpec(str(phi), long_context=long), ROLES, lora_r=4)
         switch = switch_of(policies.sampling_model("writer").config)
+        assert switch is not None
         assert _context(switch.lengths, None) == {"max_model_len": context}
         assert _context(switch.lengths, context)
         with pytest.raises(ConfigError, match=f"got {others}: this model's positions"):
