@@ -182,7 +182,7 @@ def _four_bits(compute: torch.dtype) -> BitsAndBytesConfig:
 def _device(device: str | torch.device | None) -> torch.device:
     gpus = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if device is None:
-        return torch.device(next((kind for kind, present in gpus.items() if present), "cpu"))
+        return torch.device(next((name for name, present in gpus.items() if present), "cpu"))
     try:
         place = torch.device(device)
     except RuntimeError as error:

@@ -80,7 +80,7 @@ def microbatches(
         if packed
         else _flat_parts(samples, tokens_per_batch)
     )
-    return [_batch(samples, part, packed, device) for part in parts]
+    return [_batch(samples, indices, packed, device) for indices in parts]
 
 
 def _packed_parts(samples: Sequence[Sample], limit: int) -> list[list[int]]:
@@ -105,7 +105,7 @@ def _packed_parts(samples: Sequence[Sample], limit: int) -> list[list[int]]:
                 used, opened = 0, False
             used += cost if opened else _packed_cost(None, samples[index]) + len(prompt)
             parts[-1].append(index)
-    return [part for part in parts if part]
+    return [indices for indices in parts if indices]
 
 
 def _packed_cost(before: Sample | None, sample: Sample) -> int:
@@ -142,7 +142,7 @@ def _flat_parts(samples: Sequence[Sample], limit: int) -> list[list[int]]:
             parts.append([])
             left, right = prompt, completion
         parts[-1].append(index)
-    return [part for part in parts if part]
+    return [indices for indices in parts if indices]
 
 
 def _batch(
