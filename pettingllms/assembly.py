@@ -78,12 +78,12 @@ def _is_word(setting: str, value: str) -> bool:
     return value in {"model": SHIPPED, "dataset": CATALOG}.get(setting, ())
 
 
-def _located(own: Any) -> Any:
+def _located(values: Any) -> Any:
     """Settings of a policy, with the path of its model made absolute."""
-    model = own.get("model") if isinstance(own, Mapping) else None
+    model = values.get("model") if isinstance(values, Mapping) else None
     if isinstance(model, str) and not _is_word("model", model) and Path(model).exists():
-        return {**own, "model": str(Path(model).resolve())}
-    return own
+        return {**values, "model": str(Path(model).resolve())}
+    return values
 
 
 def spec_of(config: ATGRPOConfig) -> ModelSpec:

@@ -251,10 +251,10 @@ def _asked(base: Base) -> PublishingEngine:
 
 
 def _arguments(
-    served: ServedPolicies, settings: SamplerSettings, own: ResolvedConfig, gpus: float
+    served: ServedPolicies, settings: SamplerSettings, first: ResolvedConfig, gpus: float
 ) -> dict[str, Any]:
     """Makes vLLM's arguments for the machine where this is called."""
-    dtype, device = (None if name == "auto" else name for name in (own.dtype, own.device))
+    dtype, device = (None if name == "auto" else name for name in (first.dtype, first.device))
     compute, place = ModelSpec(served.names[0]).dtype_and_device(dtype, device)
     defaults: dict[str, Any] = {}
     if place.type == "cuda":

@@ -143,7 +143,7 @@ def is_checkpointing(model: PreTrainedModel) -> bool:
     return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
 
 
-def _from_name(kind: Any, spec: ModelSpec, *place: Any) -> Any:
+def _from_name(auto_class: Any, spec: ModelSpec, *place: Any) -> Any:
     """The tokenizer, or with dtype and device the model, of a name or a folder."""
     options: dict[str, Any] = {} if spec.revision is None else {"revision": spec.revision}
     if place:
@@ -153,7 +153,7 @@ def _from_name(kind: Any, spec: ModelSpec, *place: Any) -> Any:
         if spec.load_in_4bit:
             options |= {"quantization_config": _four_bits(place[0]), "device_map": {"": device}}
     try:
-        return kind.from_pretrained(spec.name, **options)
+        return auto_class.from_pretrained(spec.name, **options)
     except (OSError, ValueError, KeyError, ImportError) as error:
         reason = str(error).strip().splitlines()[0]
         if spec.model is not None:

@@ -146,9 +146,9 @@ def _flat_parts(samples: Sequence[Sample], limit: int) -> list[list[int]]:
 
 
 def _batch(
-    samples: Sequence[Sample], part: Sequence[int], packed: bool, device: torch.device | str
+    samples: Sequence[Sample], indices: Sequence[int], packed: bool, device: torch.device | str
 ) -> Batch:
-    chosen = tuple(samples[index] for index in part)
+    chosen = tuple(samples[index] for index in indices)
     if packed:
         tokens = len(Packed(chosen).ids)
     else:
@@ -156,7 +156,7 @@ def _batch(
         tokens = len(chosen) * (left + right)
     return Batch(
         samples=chosen,
-        index=tuple(part),
+        index=tuple(indices),
         packed=packed,
         tokens=tokens,
         mask_BT=_rows([torch.ones(len(s.token_ids), dtype=torch.bool) for s in chosen], device),

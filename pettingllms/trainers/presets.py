@@ -124,15 +124,17 @@ def _kind(config: ATGRPOConfig, env: Any) -> Any:
     return getattr(maker, "func", maker) if callable(maker) else maker.unwrapped
 
 
-def _declared(config: ATGRPOConfig, kind: Any, ending: str = "") -> tuple[str, Mapping[str, Any]]:
+def _declared(
+    config: ATGRPOConfig, env_class: Any, ending: str = ""
+) -> tuple[str, Mapping[str, Any]]:
     """Returns the attribute that an environment declares for the model, and its value."""
     if config.model == SMOLLM2:
-        return (name := f"{SMOLLM2}{ending}"), getattr(kind, name, {})
+        return (name := f"{SMOLLM2}{ending}"), getattr(env_class, name, {})
     attribute = declared_in(f"{shipped(config.model)}{ending}")
     # An environment that declares nothing for this embedded model has what it declares for the
     # default one.
-    name = attribute if hasattr(kind, attribute) else f"{DEFAULT}{ending}"
-    return name, getattr(kind, name, {})
+    name = attribute if hasattr(env_class, attribute) else f"{DEFAULT}{ending}"
+    return name, getattr(env_class, name, {})
 
 
 def _following(
