@@ -62,10 +62,10 @@ def __getattr__(name: str) -> Any:
     from pettingllms.errors import naming_extras
 
     with naming_extras():
-        found = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+        value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     # From now on it is found directly: Python asks `__getattr__` for missing names only.
-    globals()[name] = found
-    return found
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -96,11 +96,11 @@ def evaluate(
         ConfigError, UnknownNameError, DatasetError: settings that cannot be used.
     """
     # Without `over`, which has no metadata: it is filled from the names in `SHARED`.
-    own = [field.name for field in dataclasses.fields(EvalConfig) if field.metadata]
+    names = [field.name for field in dataclasses.fields(EvalConfig) if field.metadata]
     if adapters is not None:
         settings["adapters"] = adapters.folder if isinstance(adapters, Summary) else adapters
     if isinstance(env, str):
         settings["env"] = env
-    check_names(settings, [*own, *SHARED])
+    check_names(settings, [*names, *SHARED])
     options = EvalConfig.of(**{name: as_text(name, value) for name, value in settings.items()})
     return run_evaluation(options, None if isinstance(env, str) else env, display)

@@ -62,8 +62,8 @@ def located(config: ATGRPOConfig) -> ATGRPOConfig:
         # A word means the same whatever folders are here.
         if value is not None and not _is_word(name, value) and Path(value).exists():
             changes[name] = str(Path(value).resolve())
-    if own := config.policy_settings:
-        changes["policy_settings"] = {name: _located(each) for name, each in own.items()}
+    if policies := config.policy_settings:
+        changes["policy_settings"] = {name: _located(values) for name, values in policies.items()}
     # my_env.py:env names a file of the user's.
     if match := _OWN_FILE.fullmatch(config.env):
         bridge, file, attribute = match.groups("")
@@ -78,12 +78,12 @@ def _is_word(setting: str, value: str) -> bool:
     return value in {"model": SHIPPED, "dataset": CATALOG}.get(setting, ())
 
 
-def _located(own: Any) -> Any:
+def _located(values: Any) -> Any:
     """Settings of a policy, with the path of its model made absolute."""
-    model = own.get("model") if isinstance(own, Mapping) else None
+    model = values.get("model") if isinstance(values, Mapping) else None
     if isinstance(model, str) and not _is_word("model", model) and Path(model).exists():
-        return {**own, "model": str(Path(model).resolve())}
-    return own
+        return {**values, "model": str(Path(model).resolve())}
+    return values
 
 
 def spec_of(config: ATGRPOConfig) -> ModelSpec:
@@ -127,20 +127,20 @@ def build_policies(
     # Kept, so that engines that have started are closed if a later base cannot be loaded.
     opened: list[Base] = []
     try:
-        for own, names in groups:
+        for shared, names in groups:
             settings = {name: own_settings(config, name) for name in names}
             specs = {name: _policy_spec(settings[name], adapters.get(name)) for name in names}
             base = open_base(
-                _spec(own, spec if base_model(own) == base_model(config) else None),
+                _spec(shared, spec if base_model(shared) == base_model(config) else None),
                 specs,
-                full=own.full,
+                full=shared.full,
                 # Adapters are switched off for a KL term; full models need the base beside them.
-                reference=own.full and any(each.beta > 0 for each in settings.values()),
-                dtype=None if own.dtype == "auto" else own.dtype,
-                device=None if own.device == "auto" else own.device,
-                seed=own.seed,
+                reference=shared.full and any(resolved.beta > 0 for resolved in settings.values()),
+                dtype=None if shared.dtype == "auto" else shared.dtype,
+                device=None if shared.device == "auto" else shared.device,
+                seed=shared.seed,
                 # Engines divide the memory of the GPU among themselves by the number of bases.
-                sampler=dataclasses.replace(sampler_settings(own, run), bases=len(groups)),
+                sampler=dataclasses.replace(sampler_settings(shared, run), bases=len(groups)),
             )
             opened.append(base)
         policies = policies_on(opened, roles_to_policies, adapters)
@@ -182,7 +182,7 @@ def _check_used_once(
     Raises:
         ConfigError: names them.
     """
-    mine = [names for own, names in groups if base_model(own) == base_model(config)]
+    mine = [names for settings, names in groups if base_model(settings) == base_model(config)]
     if len(mine) > 1:
         raise ConfigError(
             f"policy_settings gives {', '.join(mine[1])} another copy of the model, which is an "
@@ -230,22 +230,22 @@ def check_partners(
     Raises:
         ConfigError: no address, an address without need, or a key that cannot be read.
     """
-    found = list(filter(is_partner, roles_to_policies.values()))
-    if given and not found:
+    partners = list(filter(is_partner, roles_to_policies.values()))
+    if given and not partners:
         shown = ",".join(f"{role}={policy}" for role, policy in roles_to_policies.items())
         raise ConfigError(
             f"api_base is for policies api:MODEL, and there are none: {shown}; leave it out, or name "
             "one with --policies"
         )
-    if found and config.api_base is None:
+    if partners and config.api_base is None:
         raise ConfigError(
-            f"{found[0]} is played by a model behind an API; give its address: --api-base "
+            f"{partners[0]} is played by a model behind an API; give its address: --api-base "
             "http://127.0.0.1:8000/v1"
         )
     # Read now only for its errors; the key itself is read where the partners are made.
-    if found and config.api_key_file is not None:
+    if partners and config.api_key_file is not None:
         read_key(config.api_key_file)
-    return bool(found)
+    return bool(partners)
 
 
 def check_adapters(config: ResolvedConfig, roles_to_policies: Mapping[str, str]) -> dict[str, Path]:
@@ -254,11 +254,11 @@ def check_adapters(config: ResolvedConfig, roles_to_policies: Mapping[str, str])
     Raises:
         ConfigError, UnknownNameError: a policy has no adapter, or one for another base model.
     """
-    found = adapter_folders(config.adapters, roles_to_policies)
-    for policy, folder in found.items():
-        if not (own := own_settings(config, policy)).full:
-            check_base(folder, base_model(own))
-    return found
+    folders = adapter_folders(config.adapters, roles_to_policies)
+    for policy, folder in folders.items():
+        if not (settings := own_settings(config, policy)).full:
+            check_base(folder, base_model(settings))
+    return folders
 
 
 def check_bases(config: ResolvedConfig, roles_to_policies: Mapping[str, str]) -> None:
@@ -267,10 +267,10 @@ def check_bases(config: ResolvedConfig, roles_to_policies: Mapping[str, str]) ->
     Raises:
         ConfigError: a name or folder that is not a model.
     """
-    for own, _ in by_base(config, own_names(roles_to_policies)):
+    for settings, _ in by_base(config, own_names(roles_to_policies)):
         # The team's own model has been checked in `plan_run` or `plan_of`.
-        if base_model(own) != base_model(config):
-            check_model(base_model(own), own.revision)
+        if base_model(settings) != base_model(config):
+            check_model(base_model(settings), settings.revision)
 
 
 def sampler_settings(config: ATGRPOConfig, folder: Path | None) -> SamplerSettings:
@@ -299,9 +299,9 @@ def name_of_env(source: EnvSource) -> str:
         raise ConfigError(
             f"env must be a name, a PettingZoo AECEnv or what makes one, got {source!r}"
         )
-    kind: Any = source if callable(source) else type(source.unwrapped)
-    kind = getattr(kind, "func", kind)  # of a functools.partial
-    return f"{kind.__module__}:{getattr(kind, '__qualname__', type(kind).__qualname__)}"
+    maker: Any = source if callable(source) else type(source.unwrapped)
+    maker = getattr(maker, "func", maker)  # of a functools.partial
+    return f"{maker.__module__}:{getattr(maker, '__qualname__', type(maker).__qualname__)}"
 
 
 def make_env(
@@ -322,7 +322,7 @@ def make_env(
         UnknownNameError: no environment of that name.
         ConfigError: an argument that it does not take.
     """
-    given: dict[str, Any] = dict(config.env_args)
+    arguments: dict[str, Any] = dict(config.env_args)
     maker: Any = config.env if source is None else source
     if isinstance(maker, str):
         maker = creator_of(maker)
@@ -330,24 +330,24 @@ def make_env(
         made = maker
         maker = lambda: made  # noqa: E731 - takes no arguments, so that none are passed on
     # A functools.partial of a class has its arguments, but not its attributes.
-    kind = getattr(maker, "func", maker)
-    open_ended, known = takes_anything(maker), inspect.signature(maker).parameters
+    env_class = getattr(maker, "func", maker)
+    open_ended, parameters = takes_anything(maker), inspect.signature(maker).parameters
     for name, default in {"alpha": 1.0, "dataset": None, "sandbox": "embedded"}.items():
         value = getattr(config, name)
         chosen = value != default
-        if chosen and name not in known and not open_ended:
+        if chosen and name not in parameters and not open_ended:
             raise ConfigError(f"environment {config.env!r} takes no {name}; leave --{name} out")
-        if chosen or (name in known and value is not None):
-            given.setdefault(name, value)
-    if given.get("dataset") is not None and getattr(kind, "divides_datasets", False):
-        given["dataset"] = (divided if divide else as_path)(given["dataset"])
-    fitted = {"split": split, **embedded_arguments(config, kind)}
-    taken = {name: value for name, value in fitted.items() if name in known}
-    if open_ended and "split" not in given:
+        if chosen or (name in parameters and value is not None):
+            arguments.setdefault(name, value)
+    if arguments.get("dataset") is not None and getattr(env_class, "divides_datasets", False):
+        arguments["dataset"] = (divided if divide else as_path)(arguments["dataset"])
+    fitted = {"split": split, **embedded_arguments(config, env_class)}
+    taken = {name: value for name, value in fitted.items() if name in parameters}
+    if open_ended and "split" not in arguments:
         # What hides its arguments behind **kwargs is asked.
         with contextlib.suppress(TypeError):
-            return made_by(maker, config.env, **given, split=split)
-    return made_with(config.env, maker, {**taken, **given}, given)
+            return made_by(maker, config.env, **arguments, split=split)
+    return made_with(config.env, maker, {**taken, **arguments}, arguments)
 
 
 def with_rewards(env: AnyEnv, functions: Sequence[RewardFunction]) -> AnyEnv:
@@ -396,9 +396,9 @@ def default_folder(config: ATGRPOConfig, parent: Path = Path("runs")) -> Path:
     """`runs/<env>-<policies>-<time>`, not yet there."""
     # In textarena:NAME the name comes after the colon, in my_env:env before it.
     bridged = config.env.partition(":")[0] in BRIDGES
-    own = _OWN_FILE.fullmatch(config.env)
-    source = own[2] if own else config.env
-    source = source if own or bridged else source.rpartition(":")[0] or source
+    match = _OWN_FILE.fullmatch(config.env)
+    source = match[2] if match else config.env
+    source = source if match or bridged else source.rpartition(":")[0] or source
     words = [source.removesuffix(".py").replace("/", ".").rpartition(".")[2], config.policies]
     slug = "-".join("".join(c if c.isalnum() or c in "-_" else "-" for c in word) for word in words)
     name = f"{slug[:60]}-{time.strftime('%Y%m%d-%H%M%S')}"

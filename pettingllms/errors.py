@@ -126,11 +126,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     # Sorted, because messages must not depend on the order of a set.
     names = sorted(set(known))
     # Without the dashes of options, which would make every two of them alike.
-    bare = {each.lstrip("-"): each for each in names}
-    given = name.lstrip("-")
-    if close := difflib.get_close_matches(given, bare, n=3, cutoff=NEAR):
+    bare = {candidate.lstrip("-"): candidate for candidate in names}
+    stripped = name.lstrip("-")
+    if close := difflib.get_close_matches(stripped, bare, n=3, cutoff=NEAR):
         # Letters that changed places are the likeliest slip; else the closest name comes first.
-        best = max(close, key=lambda match: sorted(match) == sorted(given))
+        best = max(close, key=lambda match: sorted(match) == sorted(stripped))
         return f"did you mean {bare[best]!r}?"
     if not names:
         return "none are known"

@@ -101,7 +101,9 @@ class Summary:
 
     def __repr__(self) -> str:
         # One line in a notebook, where the evaluations would fill pages.
-        scores = [each.scores.get("success") for each in (*self.before[:1], *self.after[:1])]
+        scores = [
+            evaluation.scores.get("success") for evaluation in (*self.before[:1], *self.after[:1])
+        ]
         shown = " -> ".join(f"{score.mean:.2f}" for score in scores if score)
         state = "finished" if self.finished else "stopped"
         success = f", success {shown}" if shown else ""
@@ -224,13 +226,13 @@ class TrainPlan:
         self, policies: PolicySet, callbacks: Sequence[Callback], ray: Any
     ) -> contextlib.AbstractContextManager[ATGRPO]:
         """The trainer; with Ray, workers play and learners update until the end of the block."""
-        given: dict[str, Any] = {"method": self.method, "callbacks": callbacks}
+        arguments: dict[str, Any] = {"method": self.method, "callbacks": callbacks}
         if ray is None:
-            return contextlib.nullcontext(ATGRPO(self.config, self.env, policies, **given))
+            return contextlib.nullcontext(ATGRPO(self.config, self.env, policies, **arguments))
         from pettingllms.distributed.trainer import ray_trainer
 
         return ray_trainer(
-            self.source, self.config, self.env, policies, fresh=not self.resumes, **given
+            self.source, self.config, self.env, policies, fresh=not self.resumes, **arguments
         )
 
 
@@ -399,14 +401,14 @@ class _Session:
             self.display.say(SILENT)
         # Written before the weights are published: what was learned from is on disk whatever the
         # engine does.
-        self.folder.append(TRAJECTORIES, (each.row(step=trainer.step) for each in trajectories))
+        self.folder.append(TRAJECTORIES, (record.row(step=trainer.step) for record in trajectories))
         self._log(row)
         if verifier is not None:
             verifier.learned(trajectories)
         try:
             trainer.publish()
-            if verifier is not None and (found := verifier.report()):
-                self.display.say(found)
+            if verifier is not None and (proof := verifier.report()):
+                self.display.say(proof)
         except (SamplerUnavailable, WorkersLost) as error:
             # The step is complete; only the engine or the workers lack its weights.
             raise type(error)(f"{error}\n{self._saved(None)}") from error
@@ -456,17 +458,17 @@ class _Session:
 
     def _known(self, when: str, step: int) -> list[Evaluation]:
         rows = self.folder.rows(METRICS)
-        found = [row for row in rows if row.get("when") == when and row["step"] == step]
-        return [Evaluation.from_row(row) for row in found]
+        matches = [row for row in rows if row.get("when") == when and row["step"] == step]
+        return [Evaluation.from_row(row) for row in matches]
 
     def _evaluated(self, when: str) -> list[Evaluation]:
         """Test tasks, sampled and greedy; what metrics.jsonl has already is not sampled again."""
-        known = self._known(when, 0 if when == "before" else self.trainer.step)
+        done = self._known(when, 0 if when == "before" else self.trainer.step)
         # The weights are no longer those of before the first step.
         if not self.config.eval_tasks or (when == "before" and self.trainer.step):
-            return known
-        return known + [
-            self._evaluate(when, "test", greedy=greedy) for greedy in (False, True)[len(known) :]
+            return done
+        return done + [
+            self._evaluate(when, "test", greedy=greedy) for greedy in (False, True)[len(done) :]
         ]
 
     def _evaluate(self, when: str, split: str, *, greedy: bool) -> Evaluation:
@@ -515,8 +517,8 @@ class _Session:
             if self.stop():
                 raise _StopAskedError
 
-        length, heat = config.max_completion_length, config.temperature
-        sampling = Sampling(length, 1, False, heat, 1.0, config.seed)
+        length, temperature = config.max_completion_length, config.temperature
+        sampling = Sampling(length, 1, False, temperature, 1.0, config.seed)
         with contextlib.suppress(_StopAskedError):
             return ablation.compare_roles(
                 env,
@@ -572,7 +574,7 @@ def _opening(config: ResolvedConfig, policies: PolicySet, run: Path, step: int) 
             "model: an embedded tiny model, for a CPU; with a GPU try --model Qwen/Qwen3-1.7B"
         )
     if len(policies.bases) > 1:
-        lines += [f"{name}: {own}" for name, own in policies.described.items()]
+        lines += [f"{name}: {description}" for name, description in policies.described.items()]
     start = f"resuming from step {step}" if step else "starting"
     lines.append(f"{start}; run folder {run}")
     return "\n".join(lines)

@@ -217,15 +217,15 @@ def _compare(kind: Kind[Any], loaded: Loaded[Any], options: argparse.Namespace) 
     train_kind, schema = _reading(options.against, None, kind)
     if train_kind is not kind:
         raise DatasetError(f"{options.against} is for {train_kind.name}, not {kind.name}")
-    found = overlap(kind, _load(kind, options.against, schema, None), loaded)
-    print(found)
-    for pair in found.shared[: None if options.all else _SHOWN]:
+    report = overlap(kind, _load(kind, options.against, schema, None), loaded)
+    print(report)
+    for pair in report.shared[: None if options.all else _SHOWN]:
         how = f"shares {pair.words} words in a row with" if pair.words else "is"
         differs = "" if pair.same_answer else " (with another answer or other tests)"
         print(f"  {pair.test.id} {how} {pair.train.id}{differs}")
-    if len(found.shared) > _SHOWN and not options.all:
-        print(f"  and {len(found.shared) - _SHOWN} others; --all lists them")
-    return bool(found.shared)
+    if len(report.shared) > _SHOWN and not options.all:
+        print(f"  and {len(report.shared) - _SHOWN} others; --all lists them")
+    return bool(report.shared)
 
 
 def _run_references(kind: Kind[Any], loaded: Loaded[Any], options: argparse.Namespace) -> bool:
@@ -264,8 +264,8 @@ def _reading(
         return KINDS[CATALOG[wanted].kind], CATALOG[wanted].schema
     if wanted is not None:
         if wanted not in _SCHEMAS:
-            known = [*_SCHEMAS, *CATALOG]
-            raise UnknownNameError(f"no schema is called {wanted!r}; {did_you_mean(wanted, known)}")
+            names = [*_SCHEMAS, *CATALOG]
+            raise UnknownNameError(f"no schema is called {wanted!r}; {did_you_mean(wanted, names)}")
         return KINDS[_SCHEMAS[wanted]], wanted
     name = source.partition("?")[0]
     if name in CATALOG:
@@ -278,7 +278,7 @@ def _guess(source: str) -> Kind[Any]:
     path = Path(source.partition("?")[0]).expanduser()
     errors: list[DatasetError] = []
     # Published schemas come first: they are easier to distinguish than those of a user's own files.
-    for kind, own in (
+    for kind, custom in (
         *((kind, False) for kind in KINDS.values()),
         *((kind, True) for kind in KINDS.values()),
     ):
@@ -287,7 +287,7 @@ def _guess(source: str) -> Kind[Any]:
         )
         readable = bool(fits) or not path.exists()
         try:
-            if readable and is_known(kind, hub.locate(source, None, kind.endings), own=own):
+            if readable and is_known(kind, hub.locate(source, None, kind.endings), own=custom):
                 return kind
         except DatasetError as error:  # a text of boards may be no CSV file of puzzles
             errors.append(error)
@@ -346,10 +346,10 @@ def _pairs(options: argparse.Namespace) -> int:
 def _peers(options: argparse.Namespace) -> int:
     from pettingllms.evaluation.peers import write_peers
 
-    found = write_peers(options.evaluation, options.out, leader=options.leader)
+    counts = write_peers(options.evaluation, options.out, leader=options.leader)
     print(
-        f"{options.out}: {found.replies} replies in {found.tasks} tasks, of which training takes "
-        f"{found.kept}"
+        f"{options.out}: {counts.replies} replies in {counts.tasks} tasks, of which training takes "
+        f"{counts.kept}"
     )
     return 0
 

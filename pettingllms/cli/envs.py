@@ -108,7 +108,7 @@ def _list(options: argparse.Namespace) -> int:
 
 def _summary(docstring: str | None) -> str:
     """Returns the first paragraph that is not a title."""
-    paragraphs = [part for part in inspect.cleandoc(docstring or "").split("\n\n") if part]
+    paragraphs = [text for text in inspect.cleandoc(docstring or "").split("\n\n") if text]
     return " ".join(next((p for p in paragraphs if not p.startswith("#")), "").split())
 
 
@@ -127,27 +127,27 @@ def explained(name: str) -> str:
     width = min(shutil.get_terminal_size().columns, 100)
     maker: Any = creator_of(name)
     # A maker with **kwargs does not say what it takes; the class of what it makes does.
-    kind = type(load_env(name).unwrapped) if takes_anything(maker) else maker
-    kind = getattr(kind, "func", kind)  # of a game that another library names
+    target = type(load_env(name).unwrapped) if takes_anything(maker) else maker
+    target = getattr(target, "func", target)  # of a game that another library names
     lines = [name]
-    about = _summary(getattr(inspect.getmodule(kind), "__doc__", None))
+    about = _summary(getattr(inspect.getmodule(target), "__doc__", None))
     lines += textwrap.wrap(about, width, initial_indent="  ", subsequent_indent="  ")
-    if isinstance(kind, type) and issubclass(kind, TextEnv):
-        lines += [f"  reset options: {', '.join(kind.reset_options) or 'none'}"]
-        if schemes := getattr(kind, "schemes", ()):
+    if isinstance(target, type) and issubclass(target, TextEnv):
+        lines += [f"  reset options: {', '.join(target.reset_options) or 'none'}"]
+        if schemes := getattr(target, "schemes", ()):
             lines += [f"  reward schemes: {', '.join(schemes)}"]
         for model in SHIPPED:
-            if (declared := getattr(kind, declared_in(model), None)) is not None:
+            if (declared := getattr(target, declared_in(model), None)) is not None:
                 fitted = ", ".join(f"{key}={value!r}" for key, value in declared.items())
                 lines += [f"  for --model {model}: {fitted or 'no arguments'}"]
     lines += ["", "Arguments:"]
     indent = " " * 6
-    open_to = inspect.signature(maker).parameters if kind is not maker else None
-    for argument in arguments.described(kind):
+    open_to = inspect.signature(maker).parameters if target is not maker else None
+    for argument in arguments.described(target):
         if open_to is not None and argument.name not in open_to and not takes_anything(maker):
             continue
-        given = argument.default is inspect.Parameter.empty
-        default = "required" if given else f"default {argument.default!r}"
+        required = argument.default is inspect.Parameter.empty
+        default = "required" if required else f"default {argument.default!r}"
         lines.append(f"  {argument.name}: {argument.kind or 'Any'}, {default}")
         lines += textwrap.wrap(
             argument.about, width, initial_indent=indent, subsequent_indent=indent
@@ -156,7 +156,7 @@ def explained(name: str) -> str:
 
 
 def _check(options: argparse.Namespace) -> int:
-    given, replies = as_object("--env-args", options.env_args), list[str]()
+    env_args, replies = as_object("--env-args", options.env_args), list[str]()
     if options.replies is not None:
         try:
             with options.replies.open(encoding="utf-8", errors="replace") as file:
@@ -164,7 +164,7 @@ def _check(options: argparse.Namespace) -> int:
         except OSError as error:
             raise ConfigError(f"--replies {options.replies}: {error.strerror}") from error
     name = options.name
-    subject = (lambda: made_with(name, creator_of(name), given, given)) if given else name
+    subject = (lambda: made_with(name, creator_of(name), env_args, env_args)) if env_args else name
     try:
         check_env(subject, episodes=options.episodes, seed=options.seed, replies=replies)
     except (ConformanceError, CloneError) as error:
@@ -175,8 +175,8 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _play(options: argparse.Namespace) -> int:
-    given = as_object("--env-args", options.env_args)
-    env = made_with(options.name, creator_of(options.name), given, given)
+    env_args = as_object("--env-args", options.env_args)
+    env = made_with(options.name, creator_of(options.name), env_args, env_args)
     env.reset(seed=options.seed)
     replies = read_replies(sys.stdin)
     if sys.stdin.isatty():

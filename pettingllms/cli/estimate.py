@@ -201,7 +201,7 @@ def dry_run(config: ATGRPOConfig, device: str = HERE) -> str:
     turns = getattr(plan.env.unwrapped, "max_turns", None)
     policies, trained = own_names(players), trained_policies(resolved.train_roles, players)
     groups = by_base(resolved, policies)
-    gpus = [gpu_of(own, HERE if device == CPU else device) for own, _ in groups]
+    gpus = [gpu_of(settings, HERE if device == CPU else device) for settings, _ in groups]
     method = Method.of(resolved)
 
     def policy_of(agent: str) -> str:
@@ -209,7 +209,7 @@ def dry_run(config: ATGRPOConfig, device: str = HERE) -> str:
 
     works = [
         Workload(
-            own,
+            settings,
             shape_of(*(own_settings(resolved, name) for name in names)),
             len(names),
             len(set(names) & set(trained)),
@@ -221,7 +221,7 @@ def dry_run(config: ATGRPOConfig, device: str = HERE) -> str:
             names,
             len(groups),
         )
-        for own, names in groups
+        for settings, names in groups
     ]
     roles = list(dict.fromkeys(map(role_of, agents)))
     count = f"{len(policies)} policies for {len(roles)} roles ({', '.join(roles)})"
@@ -255,7 +255,7 @@ def shape_of(config: ATGRPOConfig, *others: ATGRPOConfig) -> ModelShape:
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     # Not always the hidden size by the heads: Qwen3-0.6B has 16 heads of 128 at a width of 1024.
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    adapters = [_adapter_size(model, own) for own in (config, *others)]
+    adapters = [_adapter_size(model, settings) for settings in (config, *others)]
     return ModelShape(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         adapter=sum(adapters) // len(adapters),
@@ -409,7 +409,7 @@ def _memory(works: Sequence[Workload]) -> list[str]:
         ]
     if peak <= USABLE * gpu.gib * GIB:
         return [*lines, f"# Fits into {holds}"]
-    what, value = max(parts.items(), key=lambda part: part[1])
+    what, value = max(parts.items(), key=lambda pair: pair[1])
     cure = _CURES.get(re.split(r"\W", what)[0], "--load-in-4bit, a smaller model, or a larger GPU")
     return [
         *lines,
@@ -429,11 +429,11 @@ def _work(works: Sequence[Workload], unit: str) -> list[str]:
         f"model: {work.shape.parameters:,} parameters, adapter: {work.shape.adapter:,}"
         for work in works
     ]
-    each = "to each prompt)" if works[0].tree else "episodes of each task)"
+    scope = "to each prompt)" if works[0].tree else "episodes of each task)"
     return [
         "",
         f"# Work {unit}, at the most",
-        f"#   {sum(work.completions() for work in works):>9,}  completions ({config.num_generations} {each}",
+        f"#   {sum(work.completions() for work in works):>9,}  completions ({config.num_generations} {scope}",
         f"#   {sum(work.tokens for work in works):>9,}  sampled tokens",
         f"#   {flops / 1e12:>9,.3g}  TFLOP to sample and update, prompts not counted",
         "; ".join([f"# Steps: {config.max_steps}{budget}", *models]),
@@ -445,8 +445,8 @@ def _time(works: Sequence[Workload], unit: str) -> list[str]:
     if gpu is None:
         return ["", "# Time: --dry-run cpu takes a small step here and says how long it took"]
     if not gpu.tflops:
-        known = ", ".join(GPUS)
-        return ["", f"# Time: the rate of {gpu.name} is not known here; --dry-run takes {known}"]
+        names = ", ".join(GPUS)
+        return ["", f"# Time: the rate of {gpu.name} is not known here; --dry-run takes {names}"]
     # Roles take turns, so that the bases do, too.
     sampling = sum(sampling_seconds(work, gpu) for work in works)
     update = sum(update_seconds(work, gpu) for work in works)
@@ -474,7 +474,7 @@ def _measured(plan: TrainPlan) -> list[str]:
             small = dataclasses.replace(config, tasks_per_step=count, workers=0)
             _, metrics = ATGRPO(small, plan.env, policies).train_step()
     scale = config.tasks_per_step / tasks
-    lines = [f"#   {duration(scale * metrics[f'time/{part}']):>9}  {part}" for part in TIMED]
+    lines = [f"#   {duration(scale * metrics[f'time/{phase}']):>9}  {phase}" for phase in TIMED]
     total = duration(scale * metrics["time/step"] * config.max_steps)
     return [
         "",

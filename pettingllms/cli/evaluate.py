@@ -97,13 +97,13 @@ def parse(argv: Sequence[str]) -> EvalCommand:
     )
     about = "Print the resolved settings and the amount of work; load no model"
     parser.add_argument("--dry-run", action="store_true", help=about)
-    found = parser.read(argv)
-    compare = None if found.compare is None else (found.compare[0], found.compare[1])
-    sides = "--compare" if compare else "--combine" if found.combine else None
+    namespace = parser.read(argv)
+    compare = None if namespace.compare is None else (namespace.compare[0], namespace.compare[1])
+    sides = "--compare" if compare else "--combine" if namespace.combine else None
     for name in ("adapters", "fail_under", "dry_run", *["combine"] * bool(compare)):
-        if sides and name in found.given:
+        if sides and name in namespace.given:
             raise ConfigError(f"{sides} names its folders itself; leave out {_option(name)}")
-    values = parser.values(found, parser.fields)
+    values = parser.values(namespace, parser.fields)
     envs = [name.strip() for name in values.get("env", "").split(",") if name.strip()]
     if len(envs) > 1:
         # `env` is one environment for an evaluation; `run_each` sets each of them in turn.
@@ -114,8 +114,8 @@ def parse(argv: Sequence[str]) -> EvalCommand:
         EvalConfig.of(**values),
         envs if len(envs) > 1 else (),
         compare,
-        tuple(found.combine or ()),
-        found.dry_run,
+        tuple(namespace.combine or ()),
+        namespace.dry_run,
     )
 
 
@@ -154,8 +154,8 @@ def _act(command: EvalCommand) -> int:
         return _combine(command.options, command.combine)
     if command.dry_run:
         options, over = command.options, command.options.over
-        each = [dataclasses.replace(options, over={**over, "env": env}) for env in command.envs]
-        print("\n\n".join(map(dry_run, each or [options])))
+        variants = [dataclasses.replace(options, over={**over, "env": env}) for env in command.envs]
+        print("\n\n".join(map(dry_run, variants or [options])))
         return 0
     if command.envs:
         return _evaluate_each(command.options, command.envs)
@@ -230,18 +230,18 @@ def _compare(options: EvalConfig, specs: tuple[str, str]) -> int:
     from pettingllms.evaluation.run import section
 
     first, second = (_side(options, spec, name) for spec, name in zip(specs, "ab", strict=True))
-    found = compared(first, second, options.over.get("seed", 0))
+    comparisons = compared(first, second, options.over.get("seed", 0))
     apart = settings_apart(first, second)
-    for each in found:
-        print(f"\n{report.as_text(report.comparison_table(each, short=True))}")
-        print(f"\n{report.notes(each)}")
-        if each.coverage:
-            print(f"\n{report.as_text(report.coverage_table(each))}")
+    for comparison in comparisons:
+        print(f"\n{report.as_text(report.comparison_table(comparison, short=True))}")
+        print(f"\n{report.notes(comparison)}")
+        if comparison.coverage:
+            print(f"\n{report.as_text(report.coverage_table(comparison))}")
     differing = [f"{name}: {one!r}, {two!r}" for name, (one, two) in apart.items()]
     if differing:
         print("settings that differ: " + "; ".join(differing))
-    rows = {"settings_apart": apart, "comparisons": [each.row() for each in found]}
-    parts = [*map(section, found), *(f"Differs: {each}" for each in differing)]
+    rows = {"settings_apart": apart, "comparisons": [c.row() for c in comparisons]}
+    parts = [*map(section, comparisons), *(f"Differs: {setting}" for setting in differing)]
     return _written(options, "comparison", rows, parts)
 
 
@@ -250,15 +250,15 @@ def _combine(options: EvalConfig, specs: Sequence[str]) -> int:
     from pettingllms.evaluation import report
     from pettingllms.evaluation.compare import combined
 
-    found = combined([_side(options, spec, str(n)) for n, spec in enumerate(specs, 1)])
-    tasks = next(iter(found.values())).tasks
+    scores = combined([_side(options, spec, str(n)) for n, spec in enumerate(specs, 1)])
+    tasks = next(iter(scores.values())).tasks
     note = (
         f"{len(specs)} runs, {tasks} tasks of all; in brackets 95 % intervals over runs and tasks"
     )
-    print(f"\n{report.as_text(report.scores_table(found, short=True))}\n\n{note}")
-    rows = {"folders": list(specs), "results": {t: [e.row()] for t, e in found.items()}}
+    print(f"\n{report.as_text(report.scores_table(scores, short=True))}\n\n{note}")
+    rows = {"folders": list(specs), "results": {t: [e.row()] for t, e in scores.items()}}
     return _written(
-        options, "combined", rows, [report.as_markdown(report.scores_table(found)), note]
+        options, "combined", rows, [report.as_markdown(report.scores_table(scores)), note]
     )
 
 
@@ -306,18 +306,18 @@ def dry_run(options: EvalConfig) -> str:
     roles, paid = len(players), sum(map(is_partner, players))
     # Parameters of the models here, once for each role that one plays.
     computed = sum(
-        shape_of(own).parameters * sum(player in names for player in players)
-        for own, names in by_base(plan.config, own_names(plan.roles_to_policies))
+        shape_of(settings).parameters * sum(player in names for player in players)
+        for settings, names in by_base(plan.config, own_names(plan.roles_to_policies))
     )
-    each = "at most" if turns else "for each turn, at most"
+    bound = "at most" if turns else "for each turn, at most"
     return "\n".join(
         [
             yaml.safe_dump(plan.settings(), sort_keys=False).rstrip(),
             "",
             f"# Teams: {', '.join(team.title for team in plan.teams)}",
             f"# {episodes:>12,}  episodes",
-            f"# {completions:>12,}  completions {each}",
-            f"# {tokens:>12,}  sampled tokens {each}",
+            f"# {completions:>12,}  completions {bound}",
+            f"# {tokens:>12,}  sampled tokens {bound}",
             # Two operations a parameter and token; each role samples an equal part of them.
             f"# {2 * computed * tokens / roles / 1e12:>12,.3g}  TFLOP to sample them, prompts not counted",
             *[f"# {paid} of {roles} roles are played at {plan.config.api_base}, and paid there"]

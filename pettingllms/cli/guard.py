@@ -172,9 +172,9 @@ def typed(command: str) -> str:
     """
     program, *words = shlex.split(command)
     beside = Path(sys.executable).parent / program
-    found = shutil.which(program)
+    executable = shutil.which(program)
     # The files are compared, not their paths: PATH may lead to this one through a link.
-    if found is not None and beside.exists() and Path(found).samefile(beside):
+    if executable is not None and beside.exists() and Path(executable).samefile(beside):
         return command
     if beside.exists():
         return shlex.join([str(beside), *words])

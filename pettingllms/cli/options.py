@@ -88,12 +88,12 @@ class CommandParser(argparse.ArgumentParser):
         Raises:
             ConfigError: an unknown option or command, or a value of the wrong type.
         """
-        known = set(self._options())
-        words, objects = gathered(argv, known)
+        names = set(self._options())
+        words, objects = gathered(argv, names)
         # argparse would first miss a command or an argument, which the option may have been meant for.
         first = words[0].partition("=")[0] if words else ""
-        if first.startswith("--") and first not in known | {"--"}:
-            raise ConfigError(self._unknown("option", first, known))
+        if first.startswith("--") and first not in names | {"--"}:
+            raise ConfigError(self._unknown("option", first, names))
         return self.parse_args([*words, *as_words(objects)])
 
     def error(self, message: str) -> NoReturn:
@@ -113,14 +113,16 @@ class CommandParser(argparse.ArgumentParser):
         message = re.sub(r"^argument \S*?(--[a-z0-9-]+):", r"\1:", message)
         raise ConfigError(f"{message}; see {self.prog} --help")
 
-    def _unknown(self, what: str, name: str, known: Iterable[str]) -> str:
+    def _unknown(self, what: str, name: str, names: Iterable[str]) -> str:
         """The message that refuses an option or key, with a hint at what to write instead."""
-        hint = did_you_mean(name, known)
+        hint = did_you_mean(name, names)
         return f"unknown {what} {name!r}; {hint}"
 
     def _commands_with(self, option: str) -> list[str]:
         """The subcommands that have an option."""
-        groups = (each for each in self._actions if isinstance(each, argparse._SubParsersAction))
+        groups = (
+            action for action in self._actions if isinstance(action, argparse._SubParsersAction)
+        )
         return [
             name
             for group in groups
@@ -245,8 +247,8 @@ class OptionParser(CommandParser):
 
     def values(self, namespace: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
         """The values of these fields that the command line or the file gives."""
-        given = namespace.given | namespace.in_file
-        return {name: getattr(namespace, name) for name in names if name in given}
+        present = namespace.given | namespace.in_file
+        return {name: getattr(namespace, name) for name in names if name in present}
 
     def _from_file(self, path: Path) -> dict[str, str]:
         import yaml  # of the train extra, which other commands do without
@@ -271,19 +273,19 @@ class OptionParser(CommandParser):
                 raise ConfigError(f"{path}: {key} has no value; give one or remove the key")
         return {key: _as_typed(value) for key, value in values.items() if value is not None}
 
-    def _unknown(self, what: str, name: str, known: Iterable[str]) -> str:
+    def _unknown(self, what: str, name: str, names: Iterable[str]) -> str:
         dashes = name.startswith("-")
         if hint := advice(name, {action.dest for action in self._actions}):
             return f"unknown {what} {name!r}; {hint}"
         # An option is known under both spellings; one is enough to suggest.
-        known = {each.replace("_", "-") for each in known} if dashes else known
-        return super()._unknown(what, name.replace("_", "-") if dashes else name, known)
+        names = {option.replace("_", "-") for option in names} if dashes else names
+        return super()._unknown(what, name.replace("_", "-") if dashes else name, names)
 
     def _help(self, namespace: argparse.Namespace, hidden: Collection[str]) -> str:
         """The options with the values that will be used beside those given."""
-        given = self.values(namespace, self.fields)
+        values = self.values(namespace, self.fields)
         defaults = {name: _default_of(field) for name, field in self.fields.items()}
-        defaults |= {**self._shown(given), **given}
+        defaults |= {**self._shown(values), **values}
         for action in self._actions:
             if action.dest in hidden or "hidden" in getattr(
                 self.fields.get(action.dest), "metadata", ()
@@ -308,9 +310,9 @@ def fields_of(*kinds: type, shared: str | None = None) -> list[dataclasses.Field
         shared: only fields with this key in their metadata; else those that are options.
     """
     options = []
-    for kind in kinds:
-        hints = typing.get_type_hints(kind)
-        for field in dataclasses.fields(kind):
+    for cls in kinds:
+        hints = typing.get_type_hints(cls)
+        for field in dataclasses.fields(cls):
             if (shared or "help") in field.metadata:
                 field.type = hints[field.name]
                 options.append(field)
@@ -392,10 +394,10 @@ def _as_json(text: str) -> Any:
 
 def _type_of(field: dataclasses.Field[Any]) -> Any:
     """What argparse makes of a word: the type of a field without None; an object comes as text."""
-    [kind, *_] = [
-        kind for kind in typing.get_args(field.type) or (field.type,) if kind in _PLAIN
+    [plain, *_] = [
+        plain for plain in typing.get_args(field.type) or (field.type,) if plain in _PLAIN
     ] or [str]
-    return kind
+    return plain
 
 
 _PLAIN = (bool, int, float, str)

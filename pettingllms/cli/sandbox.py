@@ -106,11 +106,11 @@ def _add_run(commands: argparse._SubParsersAction[CommandParser]) -> None:
     )
     run.add_argument("--json", action="store_true", help="print the whole result as JSON")
     for field in dataclasses.fields(Limits):
-        kind = float if field.name.endswith("_s") else int
+        number_type = float if field.name.endswith("_s") else int
         run.add_argument(
             f"--{field.name.replace('_', '-')}",
-            type=kind,
-            metavar="X" if kind is float else "N",
+            type=number_type,
+            metavar="X" if number_type is float else "N",
             help=f"limit: {_LIMITS[field.name]}. Default: {field.default}",
         )
     _add_backend(run)
@@ -214,8 +214,8 @@ def _run(options: argparse.Namespace) -> int:
         program = _text(options.file)
     stdin = _text(options.stdin) if options.stdin else ""
     case = Case(stdin, options.function, options.args)
-    given = {field.name: getattr(options, field.name) for field in dataclasses.fields(Limits)}
-    settings = _settings(options, **given)
+    limits = {field.name: getattr(options, field.name) for field in dataclasses.fields(Limits)}
+    settings = _settings(options, **limits)
     with open_sandbox(settings, require_isolation=options.require_isolation) as sandbox:
         [[result]] = sandbox.run([program], [case], limits=settings.limits_over(Limits()))
     if options.json:

@@ -87,10 +87,10 @@ def parse(argv: Sequence[str]) -> tuple[str, ServeOptions]:
     """
     from pettingllms.cli.options import OptionParser, fields_of
 
-    own = fields_of(ServeOptions)
-    shared = [each for each in fields_of(ATGRPOConfig) if each.name in SHARED]
+    fields = fields_of(ServeOptions)
+    shared = [option for option in fields_of(ATGRPOConfig) if option.name in SHARED]
     parser = OptionParser(
-        [*own, *shared],
+        [*fields, *shared],
         prog="pettingllms-serve RUN",
         description="Serves a trained team: an OpenAI-compatible endpoint with a model name for "
         "each role, answered by that role's adapter.",
@@ -104,9 +104,9 @@ def parse(argv: Sequence[str]) -> tuple[str, ServeOptions]:
                 "for a random one"
             )
     run, rest = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else (None, argv)
-    found = parser.read(rest)
-    over = parser.values(found, SHARED)
-    options = ServeOptions(**parser.values(found, [each.name for each in own]), over=over)
+    parsed = parser.read(rest)
+    over = parser.values(parsed, SHARED)
+    options = ServeOptions(**parser.values(parsed, [option.name for option in fields]), over=over)
     if run is None:
         raise ConfigError("name the run first: pettingllms-serve runs/latest")
     return run, options
@@ -125,11 +125,11 @@ def _run(run: str, options: ServeOptions) -> int:
     from pettingllms.samplers.vllm_args import installed
     from pettingllms.trainers.per_policy import common_settings
 
-    given = dict(options.over)
-    vllm = given.pop("vllm", None)
-    config = settings_of(EvalConfig.of(adapters=run, **given))
+    settings = dict(options.over)
+    vllm = settings.pop("vllm", None)
+    config = settings_of(EvalConfig.of(adapters=run, **settings))
     folder = Path(str(config.adapters))
-    if "env" not in given and run_of(str(folder)) is None and not (folder / TEAM).is_file():
+    if "env" not in settings and run_of(str(folder)) is None and not (folder / TEAM).is_file():
         raise RunFolderError(
             f"{run} is no run folder and no shared team, so that it does not say what its adapters "
             "play; give --env, --model, and --policies"
@@ -167,10 +167,10 @@ def _run(run: str, options: ServeOptions) -> int:
 def _has_gpu() -> bool:
     import torch
 
-    found = torch.cuda.is_available()
-    if not found:
+    available = torch.cuda.is_available()
+    if not available:
         print("serving with transformers: on a CPU, vLLM is slower (--backend vllm takes it)")
-    return found
+    return available
 
 
 def _key(options: ServeOptions) -> str:
@@ -244,7 +244,7 @@ def vllm_process(
     config = common
     require_vllm()
     on_cpu = not torch.cuda.is_available()
-    given = check_options(as_object("vllm", options.over.get("vllm")))
+    requested = check_options(as_object("vllm", options.over.get("vllm")))
     folder = Path(str(config.adapters))
     # vLLM makes room for adapters of one rank, which has to be that of the largest.
     rank = max(int(read_adapter(folder / policy).r) for policy in roles_to_policies.values())
@@ -254,7 +254,7 @@ def vllm_process(
     if config.dtype != "auto" or on_cpu:
         settings["dtype"] = "float32" if config.dtype == "auto" else config.dtype
     # A name for each role, also where roles share a policy.
-    words = command_line(settings | given | lora_options(list(roles_to_policies), rank))
+    words = command_line(settings | requested | lora_options(list(roles_to_policies), rank))
     modules = [
         json.dumps({"name": role, "path": str(folder / policy)})
         for role, policy in roles_to_policies.items()

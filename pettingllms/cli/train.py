@@ -125,16 +125,16 @@ def parse(argv: Sequence[str]) -> TrainCommand:
     from pettingllms.trainers.config import ATGRPOConfig
 
     options = parser()
-    found = options.read(argv)
-    if found.resume is None:
-        config = ATGRPOConfig(**options.values(found, options.fields))
-        if found.probe is not None and found.probe < 1:
-            raise ConfigError(f"probe must be at least 1, got {found.probe}")
-        return TrainCommand(config, None, found.dry_run, found.probe)
-    if others := sorted(found.given - {"resume"}):
+    namespace = options.read(argv)
+    if namespace.resume is None:
+        config = ATGRPOConfig(**options.values(namespace, options.fields))
+        if namespace.probe is not None and namespace.probe < 1:
+            raise ConfigError(f"probe must be at least 1, got {namespace.probe}")
+        return TrainCommand(config, None, namespace.dry_run, namespace.probe)
+    if others := sorted(namespace.given - {"resume"}):
         named = ", ".join(f"--{name.replace('_', '-')}" for name in others)
         raise ConfigError(f"--resume uses the run's own settings; leave out {named}")
-    return TrainCommand(None, Path(found.resume), dry_run=None)
+    return TrainCommand(None, Path(namespace.resume), dry_run=None)
 
 
 def _run(command: TrainCommand, *, own: bool) -> int:

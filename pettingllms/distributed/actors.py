@@ -167,10 +167,10 @@ class Learner:
         host = ray.util.get_node_ip_address()
         # The listening socket is handed over, so that no other process can take the port in
         # between.
-        with socket.create_server((host, 0)) as found:
-            port = found.getsockname()[1]
+        with socket.create_server((host, 0)) as server:
+            port = server.getsockname()[1]
             self._meeting = TCPStore(
-                host, port, is_master=True, wait_for_workers=False, master_listen_fd=found.detach()
+                host, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach()
             )
         return host, port
 
@@ -250,10 +250,10 @@ def as_arrays(tensors: Mapping[str, torch.Tensor]) -> Arrays:
 
 def as_tensors(arrays: Arrays) -> dict[str, torch.Tensor]:
     """The inverse of `as_arrays`; copies, because what Ray shares is read-only."""
-    found = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+    tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
     return {
-        name: each.view(torch.bfloat16) if each.dtype == torch.int16 else each
-        for name, each in found.items()
+        name: tensor.view(torch.bfloat16) if tensor.dtype == torch.int16 else tensor
+        for name, tensor in tensors.items()
     }
 
 

@@ -172,13 +172,13 @@ def _shared(ray: Any) -> str:
 
 def private_addresses() -> set[str]:
     """Addresses of the clusters on this machine that runs have started for themselves."""
-    found = set()
+    addresses = set()
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended
             words = os.fsdecode((process / "cmdline").read_bytes())
             if f"/{PREFIX}" in words:
-                found |= set(re.findall(r"--gcs-address=([\w.:-]+)", words))
-    return found
+                addresses |= set(re.findall(r"--gcs-address=([\w.:-]+)", words))
+    return addresses
 
 
 def _try(address: str) -> None:
@@ -215,7 +215,7 @@ def check_nodes(ray: Any) -> None:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = versions()
-    for node in (each for each in ray.nodes() if each["Alive"]):
+    for node in (entry for entry in ray.nodes() if entry["Alive"]):
         place, name = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False), node["NodeName"]
         ask = ray.remote(num_cpus=0, max_retries=1, scheduling_strategy=place)(versions)
         try:
@@ -230,7 +230,7 @@ def check_nodes(ray: Any) -> None:
                 f"{str(error).strip().splitlines()[-1]}"
             ) from error
         for what in here | there:
-            ours, theirs = (each.get(what, "not installed") for each in (here, there))
+            ours, theirs = (installed.get(what, "not installed") for installed in (here, there))
             if theirs != ours:
                 raise ConfigError(
                     f"node {name} of the cluster has {what} {theirs}, this process {ours}; install "
@@ -257,7 +257,7 @@ def sent(plan: Any) -> Any:
 
 def versions() -> dict[str, str]:
     """What must be equal on all nodes: Python, this package, its source, what it plays and trains with."""
-    found = {
+    installed = {
         "Python": platform.python_version(),
         "pettingllms": __version__,
         "source of pettingllms": source(package_path),
@@ -265,8 +265,8 @@ def versions() -> dict[str, str]:
     for name in sorted(dependencies()):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             # A CPU's and a GPU's PyTorch have the same version, but for what follows its plus.
-            found[name] = importlib.metadata.version(name).partition("+")[0]
-    return found
+            installed[name] = importlib.metadata.version(name).partition("+")[0]
+    return installed
 
 
 def dependencies() -> set[str]:
@@ -275,8 +275,8 @@ def dependencies() -> set[str]:
         wanted = importlib.metadata.requires("pettingllms") or []
     except importlib.metadata.PackageNotFoundError:
         return set()
-    used = (each for each in wanted if not re.search(OTHER_EXTRAS, each))
-    return {re.split(r"[^\w.-]", each)[0] for each in used}
+    used = (requirement for requirement in wanted if not re.search(OTHER_EXTRAS, requirement))
+    return {re.split(r"[^\w.-]", requirement)[0] for requirement in used}
 
 
 def source(folders: Sequence[str]) -> str:

@@ -119,12 +119,12 @@ class Engines:
             # for. Requests wait inside of it, where vLLM can batch them, and not in Ray's queue.
             options = {**share.options, "max_restarts": ATTEMPTS, "max_concurrency": 10_000}
             maker: Any = ray.remote(**options)(Engine)
-            given = cloudpickle.dumps(spec)
-            made = [maker.remote(given) for _ in range(share.replicas)]
+            pickled = cloudpickle.dumps(spec)
+            made = [maker.remote(pickled) for _ in range(share.replicas)]
             serving |= dict.fromkeys(names, made)
         self._asked = [_asked(base) for base in policies.bases]
-        for each in self._asked:
-            each.serving, each.check = serving, heart.check
+        for sampler in self._asked:
+            sampler.serving, sampler.check = serving, heart.check
         chats = {name: policies.chat_for(name) for name in policies.names}
         # Before a worker that waits for engines counts as hung itself.
         self.asking = Asking(chats, policies.contexts, serving, 0.8 * config.worker_timeout)
@@ -145,7 +145,7 @@ class Engines:
         for _ in range(ATTEMPTS):
             try:
                 ray.get(
-                    [each.engine.ready.remote() for each in self._places], timeout=START_SECONDS
+                    [place.engine.ready.remote() for place in self._places], timeout=START_SECONDS
                 )
                 return
             except RayTaskError as error:
@@ -160,7 +160,7 @@ class Engines:
 
     def held(self) -> dict[str, tuple[int, Any]]:
         """Policy -> the version of its weights that are published, and a reference to them."""
-        return {name: own for each in self._asked for name, own in each.held.items()}
+        return {name: weights for sampler in self._asked for name, weights in sampler.held.items()}
 
     def metrics(self) -> dict[str, float]:
         """The share of time since the last call in which engines had nothing to do; how many were lost."""
@@ -174,7 +174,7 @@ class Engines:
         self._closed.set()
         self._watching.join()
         ray.wait(
-            [each.engine.close.remote() for each in self._places],
+            [place.engine.close.remote() for place in self._places],
             timeout=CLOSE_SECONDS,
             num_returns=len(self._places),
         )
@@ -182,7 +182,7 @@ class Engines:
             ray.kill(place.engine)
 
     def _spent(self) -> tuple[float, float]:
-        return sum(each.busy for each in self._places), sum(each.seen for each in self._places)
+        return sum(place.busy for place in self._places), sum(place.seen for place in self._places)
 
     def _watch(self) -> None:
         while not self._closed.wait(LOOK_SECONDS):
@@ -234,14 +234,14 @@ def _engines(
     for base in policies.bases:
         served, settings = (asked := _asked(base)).served, asked.settings
         # Dtype and device are of the base, so that those of its first policy are those of all.
-        own = own_settings(config, served.names[0])
+        first = own_settings(config, served.names[0])
         together = served.lora_rank is not None
         for names in [served.names] if together else [(name,) for name in served.names]:
             share = pools[engine_pool(names)]
             # A version of each for every step that is played at the same time.
             none: Any = None  # engines are given weights with each request
             several = replace(served, names=names * (1 + config.max_staleness), weights=none)
-            arguments = partial(_arguments, several, settings, own, share.gpus or 0.0)
+            arguments = partial(_arguments, several, settings, first, share.gpus or 0.0)
             yield names, EngineSpec(base.name, served.end_ids, arguments, settings.folder), share
 
 
@@ -251,17 +251,17 @@ def _asked(base: Base) -> PublishingEngine:
 
 
 def _arguments(
-    served: ServedPolicies, settings: SamplerSettings, own: ResolvedConfig, gpus: float
+    served: ServedPolicies, settings: SamplerSettings, first: ResolvedConfig, gpus: float
 ) -> dict[str, Any]:
     """Makes vLLM's arguments for the machine where this is called."""
-    dtype, device = (None if each == "auto" else each for each in (own.dtype, own.device))
+    dtype, device = (None if name == "auto" else name for name in (first.dtype, first.device))
     compute, place = ModelSpec(served.names[0]).dtype_and_device(dtype, device)
-    given: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     if place.type == "cuda":
-        given = {"gpu_memory_utilization": round(ENGINE_SHARE * min(1.0, gpus), 3)}
+        defaults = {"gpu_memory_utilization": round(ENGINE_SHARE * min(1.0, gpus), 3)}
         if gpus > 1:
-            given["distributed_executor_backend"] = "mp"  # vLLM would ask Ray for more
-    options = {**given, **settings.options}
+            defaults["distributed_executor_backend"] = "mp"  # vLLM would ask Ray for more
+    options = {**defaults, **settings.options}
     return engine_options(
         replace(served, dtype=compute), replace(settings, options=options), engines=1
     )

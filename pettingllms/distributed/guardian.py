@@ -36,21 +36,21 @@ def main(folder: Path) -> None:
 
 def processes_of(folder: Path) -> list[int]:
     """Processes of Ray, other than this one, that belong to the cluster in the folder."""
-    found, name = [], os.fsencode(folder)
+    pids, name = [], os.fsencode(folder)
     for process in Path("/proc").glob("[0-9]*"):
         try:
             words = (process / "cmdline").read_bytes()
             # Agents and workers give themselves titles; their logs are in the folder.
-            own = name in words or (words.startswith(b"ray::") and _has_open(process, folder))
+            belongs = name in words or (words.startswith(b"ray::") and _has_open(process, folder))
         except OSError:
             continue  # it has ended, or is another user's
-        if own and int(process.name) != os.getpid():
-            found.append(int(process.name))
-    return found
+        if belongs and int(process.name) != os.getpid():
+            pids.append(int(process.name))
+    return pids
 
 
 def _has_open(process: Path, folder: Path) -> bool:
-    return any(str(each.readlink()).startswith(f"{folder}/") for each in (process / "fd").iterdir())
+    return any(str(fd.readlink()).startswith(f"{folder}/") for fd in (process / "fd").iterdir())
 
 
 if __name__ == "__main__":

@@ -61,18 +61,18 @@ def pools_of(
     Raises:
         ConfigError: a pool that does not exist, or a value that is not a share.
     """
-    given, known = config.pools, (WORKERS, *learners)
+    pools, names = config.pools, (WORKERS, *learners)
     engines = engine_pools(config, policies) if config.sampler == "vllm" else {}
-    for name in given:
+    for name in pools:
         if name == ENGINES and not engines:
             raise ConfigError(
                 f"pools: engines are for sampler vllm; with {config.sampler} each worker samples from "
                 "its own copy of the model"
             )
-        if name not in known and name != ENGINES:
-            known = (*known, ENGINES) if engines else known
-            raise ConfigError(f"pools: {name!r} has no process here; {did_you_mean(name, known)}")
-    shares = {name: _share(name, given.get(name, {})) for name in known}
+        if name not in names and name != ENGINES:
+            names = (*names, ENGINES) if engines else names
+            raise ConfigError(f"pools: {name!r} has no process here; {did_you_mean(name, names)}")
+    shares = {name: _share(name, pools.get(name, {})) for name in names}
     # Workers that ask engines load no model, and would only take GPUs from them.
     if engines and shares[WORKERS].gpus is None:
         shares[WORKERS] = shares[WORKERS]._replace(gpus=0.0)
@@ -105,8 +105,8 @@ def engine_pools(config: ATGRPOConfig, policies: Sequence[str]) -> dict[str, Sha
         )
     return {
         engine_pool(names): share
-        for own, together in by_base(cast("ResolvedConfig", config), policies)
-        for names in ([(name,) for name in together] if own.full else [together])
+        for settings, together in by_base(cast("ResolvedConfig", config), policies)
+        for names in ([(name,) for name in together] if settings.full else [together])
     }
 
 
@@ -183,17 +183,17 @@ def placed(
     open_ones = sum(counts[name] for name, share in pools.items() if share.gpus is None)
     rest = 0.0 if device == "cpu" or not open_ones else min(1.0, (gpus - wanted) / open_ones)
     rest = math.floor(rest * 1000) / 1000  # Ray counts in such parts
-    found = {
+    filled = {
         name: share if share.gpus is not None else share._replace(gpus=rest)
         for name, share in pools.items()
     }
-    for name, share in found.items():
+    for name, share in filled.items():
         if share.ranks > 1 and 0 < (share.gpus or 0) < 1:
             raise ConfigError(
                 f"pools: {name} has {share.ranks} ranks on {share.gpus:g} of a GPU each, and NCCL takes "
                 "one rank a GPU; give it gpus: 1 and fewer ranks, or leave ranks out"
             )
-    return found
+    return filled
 
 
 def starting_at_once(

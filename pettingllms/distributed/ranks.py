@@ -32,8 +32,8 @@ class Ranks:
     """
 
     def __init__(self, kind: type, share: Share, *arguments: Any) -> None:
-        given = {"CPU": max(share.cpus, LEAST_CPUS), "GPU": share.gpus or 0.0}
-        place = {name: amount for name, amount in given.items() if amount}
+        resources = {"CPU": max(share.cpus, LEAST_CPUS), "GPU": share.gpus or 0.0}
+        place = {name: amount for name, amount in resources.items() if amount}
         # PACK puts the ranks on one node where there is room, since they exchange every gradient.
         self._places = placement_group([place] * share.ranks, strategy="PACK")
         maker: Any = ray.remote(**share.options)(kind)

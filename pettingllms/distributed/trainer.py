@@ -69,15 +69,15 @@ class RayATGRPO(ATGRPO):
             torch.get_num_threads(),
         )
         timeout = config.worker_timeout
-        given = sent(spec)
+        sent_spec = sent(spec)
         pools = pools_of(config, self.trained, policies.names)
-        full = [name for name, own in self.settings.items() if own.full]
+        full = [name for name, settings in self.settings.items() if settings.full]
         check_ranks(pools, full=full)
         cluster = ray.cluster_resources()
         pools = placed(pools, config.workers, config.device, cluster)
         self.engines = Engines(policies, config, pools) if on_engines else None
-        kind, *extra = (EngineWorker, self.engines.asking) if self.engines else (RolloutWorker,)
-        worker: Any = ray.remote(**pools[WORKERS].options)(kind)
+        actor, *extra = (EngineWorker, self.engines.asking) if self.engines else (RolloutWorker,)
+        worker: Any = ray.remote(**pools[WORKERS].options)(actor)
         bases = self._bases()
         playing, at_once = threading.Event(), starting_at_once(config, pools, cluster)
         if at_once is None:
@@ -87,7 +87,7 @@ class RayATGRPO(ATGRPO):
             # Whoever plays comes first where all would only slow each other.
             while not playing.wait(1.0):
                 check()
-            return Ranks(Learner, pools[name], given, name, pools[name].ranks)
+            return Ranks(Learner, pools[name], sent_spec, name, pools[name].ranks)
 
         self.learners = {
             name: JournaledActor(
@@ -97,7 +97,7 @@ class RayATGRPO(ATGRPO):
         }
         # After the learners: workers that do not fit wait, and learners must not wait for them.
         self.fleet = Fleet(
-            lambda: worker.remote(given, *extra),
+            lambda: worker.remote(sent_spec, *extra),
             config.workers,
             timeout=timeout,
             at_once=at_once,
@@ -148,7 +148,7 @@ class RayATGRPO(ATGRPO):
         before, self._played = self._played, time.perf_counter()
         spent = (self._played - before) * self.config.workers
         busy, scoring = (
-            sum(each.get(name, 0.0) for each in seconds) / spent
+            sum(timings.get(name, 0.0) for timings in seconds) / spent
             for name in ("time/step", "time/score")
         )
         lost = self.fleet.lost + sum(learner.lost for learner in self.learners.values())
@@ -183,8 +183,8 @@ class RayATGRPO(ATGRPO):
     def update(self, batches: Mapping[str, PolicyBatch]) -> dict[str, float]:
         """Updates all policies at the same time; if one cannot be, none is."""
         jobs = {
-            name: self.learners[name].do("update", self.tokens, ray.put(own))
-            for name, own in batches.items()
+            name: self.learners[name].do("update", self.tokens, ray.put(batch))
+            for name, batch in batches.items()
         }
         # All have to end before any result is taken over: if one fails, no policy here has changed.
         wait(jobs.values())
@@ -203,8 +203,8 @@ class RayATGRPO(ATGRPO):
     @torch.no_grad()
     def _take_over(self, policy: str, tensors: Mapping[str, torch.Tensor]) -> None:
         # Not `load_state`, which would publish them.
-        own = self.policies.parameters(policy)
-        for parameter, tensor in zip(own, tensors.values(), strict=True):
+        parameters = self.policies.parameters(policy)
+        for parameter, tensor in zip(parameters, tensors.values(), strict=True):
             parameter.copy_(tensor)
 
     @blamed()
@@ -218,8 +218,8 @@ class RayATGRPO(ATGRPO):
     @blamed()
     def optimizer_states(self) -> dict[str, dict[str, Any]]:
         """Fetches the learners' states, from which a lost learner is made again from now on."""
-        found = _results([learner.ask("state") for learner in self.learners.values()])
-        states = dict(zip(self.learners, found, strict=True))
+        fetched = _results([learner.ask("state") for learner in self.learners.values()])
+        states = dict(zip(self.learners, fetched, strict=True))
         for name, state in states.items():
             # The journal would otherwise grow with the run, and so would the time to make a lost
             # learner again.
@@ -285,8 +285,8 @@ class _Former:
         """Plays the next step with these weights; without any, with the newest."""
         if state:
             self.weights = {
-                name: (own["version"], ray.put(as_arrays(own["tensors"])))
-                for name, own in state.items()
+                name: (saved["version"], ray.put(as_arrays(saved["tensors"])))
+                for name, saved in state.items()
             }
 
 

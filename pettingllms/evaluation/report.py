@@ -98,9 +98,9 @@ def training_table(columns: Mapping[str, Sequence[Evaluation]], *, short: bool =
 
 def training_rows(before: Sequence[Evaluation], after: Sequence[Evaluation]) -> dict[str, Any]:
     """The table as summary.json has it: the rows of both columns, and of each row its difference."""
-    rows = {"before": [each.row() for each in before], "after": [each.row() for each in after]}
+    rows = {"before": [e.row() for e in before], "after": [e.row() for e in after]}
     gained = gains_of(before, after).values()
-    return rows | {"differences": [each._asdict() | {"clear": each.clear} for each in gained]}
+    return rows | {"differences": [gain._asdict() | {"clear": gain.clear} for gain in gained]}
 
 
 def training_notes(evaluation: Evaluation, steps: Sequence[Mapping[str, Any]] = ()) -> str:

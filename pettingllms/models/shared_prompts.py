@@ -143,7 +143,7 @@ class PackedLayout:
         parts = (
             [[*range(len(prompts))]] if keep_prompts else alike([len(prompt) for prompt in prompts])
         )
-        self._parts = [_Part(prompts, replies, owners, part, device) for part in parts]
+        self._parts = [_Part(prompts, replies, owners, members, device) for members in parts]
         # Where each token of the flat list stands in the padded rows of all parts; one that is in
         # several rows has the same value in all of them.
         places: dict[int, int] = {}

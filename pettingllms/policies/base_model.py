@@ -148,7 +148,7 @@ def is_checkpointing(model: PreTrainedModel) -> bool:
     return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
 
 
-def _from_name(kind: Any, spec: ModelSpec, *place: Any) -> Any:
+def _from_name(auto_class: Any, spec: ModelSpec, *place: Any) -> Any:
     """The tokenizer, or with dtype and device the model, of a name or a folder."""
     options: dict[str, Any] = {} if spec.revision is None else {"revision": spec.revision}
     if place:
@@ -158,7 +158,7 @@ def _from_name(kind: Any, spec: ModelSpec, *place: Any) -> Any:
         if spec.load_in_4bit:
             options |= {"quantization_config": _four_bits(place[0]), "device_map": {"": device}}
     try:
-        return kind.from_pretrained(spec.name, **options)
+        return auto_class.from_pretrained(spec.name, **options)
     except (OSError, ValueError, KeyError, ImportError) as error:
         reason = str(error).strip().splitlines()[0]
         if spec.model is not None:
@@ -187,7 +187,7 @@ def _four_bits(compute: torch.dtype) -> BitsAndBytesConfig:
 def _device(device: str | torch.device | None) -> torch.device:
     gpus = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if device is None:
-        return torch.device(next((kind for kind, present in gpus.items() if present), "cpu"))
+        return torch.device(next((name for name, present in gpus.items() if present), "cpu"))
     try:
         place = torch.device(device)
     except RuntimeError as error:

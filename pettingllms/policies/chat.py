@@ -68,11 +68,11 @@ class Chat:
         self.pad_id = int(tokenizer.pad_token_id or 0)
         self._kwargs = dict(template_kwargs or {})
         # Llama 3 lists the tokens that open a turn here only, not among `all_special_tokens`.
-        added = [str(each) for each in tokenizer.added_tokens_decoder.values() if each.special]
-        known = {*filter(None, tokenizer.all_special_tokens), *added}
+        added = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+        specials = {*filter(None, tokenizer.all_special_tokens), *added}
         # Longest first, because an alternative that comes first wins, and one token may begin with
         # another.
-        special = sorted(known, key=lambda token: (-len(token), token))
+        special = sorted(specials, key=lambda token: (-len(token), token))
         self._special = re.compile("|".join(map(re.escape, special)) or r"(?!)")
         self.thought = self._own_tags()
         # Some tokenizers list these among the special tokens, which are left out of texts.
@@ -156,20 +156,20 @@ class Chat:
         return tuple(ids)
 
     def _turn(self, turn: Mapping[str, Any]) -> Any:
-        found = self._all_plain(turn)
-        if found["role"] in ("user", "tool"):
-            found["content"] = _MARKS.sub(_broken, found["content"])
-        for call in found.get("tool_calls", ()):
+        plain = self._all_plain(turn)
+        if plain["role"] in ("user", "tool"):
+            plain["content"] = _MARKS.sub(_broken, plain["content"])
+        for call in plain.get("tool_calls", ()):
             # Templates write objects; clients send arguments as the text that they were given.
             with contextlib.suppress(ValueError, RecursionError):
                 call["function"]["arguments"] = json.loads(call["function"]["arguments"])
-        return found
+        return plain
 
     def _all_plain(self, value: Any) -> Any:
         if isinstance(value, str):
             return self._plain(value)
         if isinstance(value, Mapping):
-            return {self._plain(str(key)): self._all_plain(each) for key, each in value.items()}
+            return {self._plain(str(key)): self._all_plain(entry) for key, entry in value.items()}
         return [*map(self._all_plain, value)] if isinstance(value, list | tuple) else value
 
     def _plain(self, text: str) -> str:
@@ -194,8 +194,8 @@ class Chat:
         """A decoded completion as environments read it: thoughts in `<think>`, the template's, too."""
         if self.opens_thought:
             text = f"{self.thought[0]}{text}"
-        for own, common in zip(self.thought, _THOUGHT, strict=True):
-            text = text.replace(own, common)
+        for tag, common in zip(self.thought, _THOUGHT, strict=True):
+            text = text.replace(tag, common)
         return _HARMONY.sub("", text) if self._channels else text
 
     def _text(self, ids: Sequence[int]) -> str:

@@ -80,7 +80,7 @@ def microbatches(
         if packed
         else _flat_parts(samples, tokens_per_batch)
     )
-    return [_batch(samples, part, packed, device) for part in parts]
+    return [_batch(samples, indices, packed, device) for indices in parts]
 
 
 def _packed_parts(samples: Sequence[Sample], limit: int) -> list[list[int]]:
@@ -105,7 +105,7 @@ def _packed_parts(samples: Sequence[Sample], limit: int) -> list[list[int]]:
                 used, opened = 0, False
             used += cost if opened else _packed_cost(None, samples[index]) + len(prompt)
             parts[-1].append(index)
-    return [part for part in parts if part]
+    return [indices for indices in parts if indices]
 
 
 def _packed_cost(before: Sample | None, sample: Sample) -> int:
@@ -142,13 +142,13 @@ def _flat_parts(samples: Sequence[Sample], limit: int) -> list[list[int]]:
             parts.append([])
             left, right = prompt, completion
         parts[-1].append(index)
-    return [part for part in parts if part]
+    return [indices for indices in parts if indices]
 
 
 def _batch(
-    samples: Sequence[Sample], part: Sequence[int], packed: bool, device: torch.device | str
+    samples: Sequence[Sample], indices: Sequence[int], packed: bool, device: torch.device | str
 ) -> Batch:
-    chosen = tuple(samples[index] for index in part)
+    chosen = tuple(samples[index] for index in indices)
     if packed:
         tokens = len(Packed(chosen).ids)
     else:
@@ -156,7 +156,7 @@ def _batch(
         tokens = len(chosen) * (left + right)
     return Batch(
         samples=chosen,
-        index=tuple(part),
+        index=tuple(indices),
         packed=packed,
         tokens=tokens,
         mask_BT=_rows([torch.ones(len(s.token_ids), dtype=torch.bool) for s in chosen], device),

@@ -78,8 +78,8 @@ class ShardedPolicies(PolicySet):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Returns the same as for a whole model; gathers the weights on the way."""
         model: Any = self.base_of(policy).weights.module(policy)
-        found: tuple[torch.Tensor, torch.Tensor | None] = getattr(model, _METHOD)(batch, **options)
-        return found
+        logps: tuple[torch.Tensor, torch.Tensor | None] = getattr(model, _METHOD)(batch, **options)
+        return logps
 
     @torch.no_grad()
     def reference_logprobs(
@@ -87,8 +87,8 @@ class ShardedPolicies(PolicySet):
     ) -> torch.Tensor:
         """Returns the same as for a whole model; gathers the weights on the way."""
         with self.base_of(policy).weights.reference() as model:
-            found: torch.Tensor = getattr(model, _METHOD)(batch, temperature=temperature)
-        return found
+            logprobs: torch.Tensor = getattr(model, _METHOD)(batch, temperature=temperature)
+        return logprobs
 
     def state(self, policy: str) -> dict[str, torch.Tensor]:
         """The whole tensors on the CPU of the first rank, and nothing in others; all have to ask."""
@@ -106,20 +106,20 @@ class ShardedPolicies(PolicySet):
 
 def gathered(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Whole tensors on the CPU of the first rank, and nothing in others; all have to ask."""
-    found = {}
+    collected = {}
     for name, tensor in tensors.items():
         whole = tensor.detach()
         if isinstance(whole, DTensor):
             whole = whole.full_tensor()
         # All ranks have to gather, but only one needs the memory.
         if not torch.distributed.get_rank():
-            found[name] = whole.to("cpu", copy=True)
-    return found
+            collected[name] = whole.to("cpu", copy=True)
+    return collected
 
 
 def gathered_optimizer(state: Mapping[str, Any]) -> dict[str, Any]:
     """An optimizer's `state_dict` with whole tensors, in the first rank; all have to ask."""
-    return {**state, "state": {at: gathered(own) for at, own in state["state"].items()}}
+    return {**state, "state": {at: gathered(tensors) for at, tensors in state["state"].items()}}
 
 
 def divided_optimizer(
@@ -136,10 +136,10 @@ def divided_optimizer(
         "state": {
             at: {
                 # A copy, because a part alone would keep the whole in memory.
-                name: _part(each, parameters[at]).clone() if each.ndim else each
-                for name, each in own.items()
+                name: _part(tensor, parameters[at]).clone() if tensor.ndim else tensor
+                for name, tensor in tensors.items()
             }
-            for at, own in state["state"].items()
+            for at, tensors in state["state"].items()
         },
     }
 
@@ -157,10 +157,10 @@ def _divide(model: PreTrainedModel, mesh: DeviceMesh) -> None:
     Gradients are added, not averaged: each rank's loss is a part of the whole.
     """
     blocks = set(model._no_split_modules or ())
-    for module in [each for each in model.modules() if type(each).__name__ in blocks]:
+    for module in [block for block in model.modules() if type(block).__name__ in blocks]:
         fully_shard(module, mesh=mesh)
     # Frozen models have no backward pass that would give the last gathered weights back.
-    frozen = not any(each.requires_grad for each in model.parameters())
+    frozen = not any(parameter.requires_grad for parameter in model.parameters())
     fully_shard(model, mesh=mesh, reshard_after_forward=True if frozen else None)
     for module in model.modules():
         if isinstance(module, FSDPModule):

@@ -164,9 +164,9 @@ class LoraWeights:
 
     def _adapter_tensors(self, policy: str) -> dict[str, nn.Parameter]:
         return {
-            f"base_model.model.{path}.{part}.weight": getattr(layer, part)[_inside(policy)].weight
+            f"base_model.model.{path}.{lora}.weight": getattr(layer, lora)[_inside(policy)].weight
             for path, layer in self._layers(policy)
-            for part in ("lora_A", "lora_B")
+            for lora in ("lora_A", "lora_B")
         }
 
     def _own_weights(self, policy: str) -> list[tuple[Any, nn.Parameter]]:
@@ -295,7 +295,9 @@ class FullWeights:
         self._copies.clear()
         for model in [*self._models.values(), *filter(None, [self._reference])]:
             divide(model)
-        self._tensors = {name: dict(own.named_parameters()) for name, own in self._models.items()}
+        self._tensors = {
+            name: dict(model.named_parameters()) for name, model in self._models.items()
+        }
 
     @torch.no_grad()
     def refresh(self, policy: str) -> None:

@@ -173,12 +173,12 @@ class RolloutEngine:
             decision.complete(completions, self.pool)
 
     def _policy_for(self, episode: Episode) -> Routed:
-        found = self._given_to(episode.agent or "")
-        return Routed(found) if self.route is None else self.route(episode, found)
+        policy = self._given_to(episode.agent or "")
+        return Routed(policy) if self.route is None else self.route(episode, policy)
 
     def _given_to(self, agent: str) -> str:
-        given = self.policies or {}
-        return given.get(agent) or given.get(role_of(agent)) or self.sampler.policy_for(agent)
+        policies = self.policies or {}
+        return policies.get(agent) or policies.get(role_of(agent)) or self.sampler.policy_for(agent)
 
     def _plan(self, episode: Episode, policy: str) -> Plan:
         if episode.probe or (self.wide is not None and policy not in self.wide):
@@ -192,8 +192,8 @@ class RolloutEngine:
 
     def _reader(self, agent: str, policy: str) -> str:
         """Returns the role as which `policy` reads a prompt: its own where roles swap policies."""
-        own = (each for each in self.policies or {} if self.sampler.policy_for(each) == policy)
-        return agent if self.sampler.policy_for(agent) == policy else next(own, agent)
+        roles = (role for role in self.policies or {} if self.sampler.policy_for(role) == policy)
+        return agent if self.sampler.policy_for(agent) == policy else next(roles, agent)
 
     # ------------------------------------------------------------------------------- scoring
 
@@ -271,7 +271,7 @@ class _Pending:
 
     def score(self, completions: Sequence[Completion], pool: Executor) -> None:
         """Has those scored, as one job, whose texts are new."""
-        new = {each.text: each for each in completions if each.text not in self.scored}
+        new = {c.text: c for c in completions if c.text not in self.scored}
         if new:
             self.scored |= dict.fromkeys(new, pool.submit(score, self.episode, [*new.values()]))
 
@@ -284,11 +284,11 @@ class _Pending:
         """The completions and what they led to; raises what scoring raised."""
         scored = {
             branch.completion.text: branch
-            for job in {self.scored[each.text] for each in self.completions}
+            for job in {self.scored[c.text] for c in self.completions}
             for branch in job.result()
         }
         # Equal texts may have been sampled as other tokens, which the record and the loss need.
-        return [scored[each.text]._replace(completion=each) for each in self.completions]
+        return [scored[c.text]._replace(completion=c) for c in self.completions]
 
 
 class _Cohort:

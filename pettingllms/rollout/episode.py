@@ -61,8 +61,8 @@ class Episode:
         env = template if isinstance(template, TextEnv) else ForeignEnv(template)
         self.env: PlayedEnv = env.clone()
         self.task, self.index = task, index
-        given = {} if task.options is None else {"options": dict(task.options)}
-        self.env.reset(seed=reset_seed(self.env, task.seed), **given)
+        options = {} if task.options is None else {"options": dict(task.options)}
+        self.env.reset(seed=reset_seed(self.env, task.seed), **options)
         self.groups: list[Group] = []
         self._turns: dict[str, int] = defaultdict(int)
         self._latest: dict[str, int] = {}
@@ -122,8 +122,8 @@ class Episode:
 
         It depends on `purpose` and on the place of the decision, never on what else is in progress.
         """
-        own = (self.task.id, self.index, self.depth, *self.path)
-        place = "/".join(map(str, (*purpose, *own)))
+        decision = (self.task.id, self.index, self.depth, *self.path)
+        place = "/".join(map(str, (*purpose, *decision)))
         # Below 2**62, the bound of `Request.seed`.
         return int.from_bytes(hashlib.blake2b(place.encode(), digest_size=8).digest()) >> 2
 
@@ -247,22 +247,22 @@ def records(episodes: Sequence[Episode]) -> list[Trajectory]:
     Forks are numbered after the task's other episodes. A candidate that ended its episode has
     no record beside that of its decision.
     """
-    found: list[Trajectory] = []
+    trajectories: list[Trajectory] = []
     numbers: dict[str, int] = {}
     for episode in episodes:
         numbers[episode.task.id] = max(numbers.get(episode.task.id, 0), episode.index + 1)
 
     def add(episode: Episode, number: int, came_from: Origin | None) -> None:
-        found.append(episode.trajectory(number, came_from))
+        trajectories.append(episode.trajectory(number, came_from))
         for depth, candidate, fork in episode.branching.in_order():
             if fork.groups:
-                own = numbers[fork.task.id]
+                fork_number = numbers[fork.task.id]
                 numbers[fork.task.id] += 1
-                add(fork, own, Origin(number, depth, candidate))
+                add(fork, fork_number, Origin(number, depth, candidate))
 
     for episode in episodes:
         add(episode, episode.index, None)
-    return found
+    return trajectories
 
 
 def score(episode: Episode, completions: Sequence[Completion]) -> list[Branch]:
@@ -312,8 +312,8 @@ def plain_info(info: Mapping[str, Any]) -> dict[str, Any]:
     """Converts an info to what JSON reads back, without the entries that are fields of the record."""
     kept = {name: value for name, value in info.items() if name not in _RECORDED}
     # Through JSON and back, so that a record in memory equals the one that is read from the file.
-    found: dict[str, Any] = json.loads(json.dumps(plain(kept), default=_as_json))
-    return found
+    entries: dict[str, Any] = json.loads(json.dumps(plain(kept), default=_as_json))
+    return entries
 
 
 def plain(value: Any) -> Any:
@@ -321,9 +321,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
+        return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [plain(each) for each in value]
+        return [plain(entry) for entry in value]
     return value
 
 

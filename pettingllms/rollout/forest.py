@@ -19,9 +19,9 @@ def place_of(group: Group, k: int) -> Place:
 def used_by(trajectories: Sequence[Trajectory]) -> dict[Hashable, list[Place]]:
     """Maps each reply to the replies that used it, which may be none."""
     forks = {
-        (each.task.id, each.came_from): each for each in trajectories if each.came_from is not None
+        (fork.task.id, fork.came_from): fork for fork in trajectories if fork.came_from is not None
     }
-    found: dict[Hashable, list[Place]] = {}
+    uses: dict[Hashable, list[Place]] = {}
     for trajectory in trajectories:
         for at, group in enumerate(trajectory.groups):
             # The first chosen candidate is continued in this record, the other chosen ones in forks
@@ -32,10 +32,10 @@ def used_by(trajectories: Sequence[Trajectory]) -> dict[Hashable, list[Place]]:
                 following = trajectory.groups[at + 1 : at + 2] if k == first else ()
                 if k != first and candidate.chosen and (trajectory.task.id, origin) in forks:
                     following = forks[trajectory.task.id, origin].groups[:1]
-                found[place_of(group, k)] = [
+                uses[place_of(group, k)] = [
                     place_of(users, n) for users in following for n in range(len(users.candidates))
                 ]
-    return found
+    return uses
 
 
 def flowing(
@@ -51,8 +51,8 @@ def flowing(
     waiting = [place for place in users if place not in shares]
     while waiting:
         # Users come later in an episode: with the latest first, few rounds are needed.
-        known = [p for p in reversed(waiting) if all(user in shares for user in users[p])]
-        for place in known:
+        ready = [p for p in reversed(waiting) if all(user in shares for user in users[p])]
+        for place in ready:
             shares[place] = sum(shares[user] for user in users[place]) / len(users[place])
         waiting = [place for place in waiting if place not in shares]
     return shares

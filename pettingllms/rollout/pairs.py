@@ -50,8 +50,8 @@ class Judged(NamedTuple):
 
     def ids(self, text: str) -> list[int]:
         """The tokens of a completion as they were sampled."""
-        found = (c.completion for c in self.group.candidates if c.completion.text == text)
-        return list(next(found).token_ids)
+        matches = (c.completion for c in self.group.candidates if c.completion.text == text)
+        return list(next(matches).token_ids)
 
 
 def judged(trajectories: Sequence[Trajectory]) -> list[Judged]:
@@ -67,8 +67,8 @@ def judged(trajectories: Sequence[Trajectory]) -> list[Judged]:
     """
     played = {
         place_of(group, k): candidate
-        for each in trajectories
-        for group in each.groups
+        for trajectory in trajectories
+        for group in trajectory.groups
         for k, candidate in enumerate(group.candidates)
         if candidate.chosen
     }
@@ -88,15 +88,15 @@ def judged(trajectories: Sequence[Trajectory]) -> list[Judged]:
                 )
             leaves[place] = float(bool(candidate.info["success"]))
     values = flowing(users, leaves)
-    found = []
-    for each in trajectories:
-        for group in each.groups:
-            own: dict[str, list[float]] = defaultdict(list)
+    judgments = []
+    for trajectory in trajectories:
+        for group in trajectory.groups:
+            by_text: dict[str, list[float]] = defaultdict(list)
             for k, candidate in enumerate(group.candidates):
                 if (place := place_of(group, k)) in played:
-                    own[candidate.completion.text].append(values[place])
-            found.append(Judged(group, {t: sum(v) / len(v) for t, v in own.items()}))
-    return found
+                    by_text[candidate.completion.text].append(values[place])
+            judgments.append(Judged(group, {t: sum(v) / len(v) for t, v in by_text.items()}))
+    return judgments
 
 
 def write_pairs(run: Path, out: Path, *, most: int = 8) -> dict[str, tuple[int, int]]:
@@ -122,18 +122,19 @@ def write_pairs(run: Path, out: Path, *, most: int = 8) -> dict[str, tuple[int, 
     completions: dict[str, list[dict[str, Any]]] = defaultdict(list)
     forked = False
     for trajectories in _by_step(run):
-        forked |= any(each.came_from is not None for each in trajectories)
-        found: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
-        for each in judged(trajectories):
-            policy = each.group.policy
-            completions[policy] += [_row(each, completion=text) for text in each.good]
-            found[each.group.key.task, policy] += [
-                _row(each, chosen=chosen, rejected=rejected) for chosen, rejected in each.pairs
+        forked |= any(trajectory.came_from is not None for trajectory in trajectories)
+        by_task: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+        for judgment in judged(trajectories):
+            policy = judgment.group.policy
+            completions[policy] += [_row(judgment, completion=text) for text in judgment.good]
+            by_task[judgment.group.key.task, policy] += [
+                _row(judgment, chosen=chosen, rejected=rejected)
+                for chosen, rejected in judgment.pairs
             ]
-        for (task, policy), own in found.items():
+        for (task, policy), rows in by_task.items():
             # By task and policy, so that the same run always gives the same files.
             rng = random.Random(f"{task} {policy} pairs")
-            pairs[policy] += own if len(own) <= most else rng.sample(own, most)
+            pairs[policy] += rows if len(rows) <= most else rng.sample(rows, most)
     if not forked:
         raise ConfigError(
             f"{run} has no full trees, so that siblings have no values of their own; play some with "
@@ -171,8 +172,8 @@ def _by_step(run: Path) -> Iterator[list[Trajectory]]:
                     raise RunFolderError(f"{path}, line {number}: {error}") from error
 
     # A run appends its steps one after the other, so that a step's lines are neighbors.
-    for _, own in itertools.groupby(rows(), key=lambda row: row.get("step")):
-        yield [Trajectory.from_row(row) for row in own]
+    for _, step in itertools.groupby(rows(), key=lambda row: row.get("step")):
+        yield [Trajectory.from_row(row) for row in step]
 
 
 def _write(out: Path, files: dict[str, dict[str, Iterable[Any]]]) -> None:

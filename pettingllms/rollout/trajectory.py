@@ -94,8 +94,8 @@ class Trajectory:
         It goes to the last decision of the team, or of each agent with a return of its own.
         """
         drafts = _with_unplayed(list(groups), unplayed, cooperative=cooperative)
-        own = returns_of(drafts, early)
-        shared = sum(own.values()) if cooperative else 0.0
+        returns = returns_of(drafts, early)
+        shared = sum(returns.values()) if cooperative else 0.0
         before: dict[str, float] = defaultdict(float, early)
         done = []
         for group in drafts:
@@ -104,7 +104,7 @@ class Trajectory:
                 replace(
                     group,
                     earlier=sum(before.values()) if cooperative else before[agent],
-                    episode_return=shared if cooperative else own[agent],
+                    episode_return=shared if cooperative else returns[agent],
                     cooperative=cooperative,
                 )
             )
@@ -130,8 +130,8 @@ class Trajectory:
     @property
     def difficulty(self) -> str | None:
         """`difficulty` in the info of the first completion, where the environment gives one."""
-        found = self.groups[0].chosen.info.get("difficulty") if self.groups else None
-        return None if found is None else str(found)
+        difficulty = self.groups[0].chosen.info.get("difficulty") if self.groups else None
+        return None if difficulty is None else str(difficulty)
 
     @property
     def returns(self) -> dict[str, float]:
@@ -232,7 +232,7 @@ def with_advantages(
         ]
         return replace(group, candidates=tuple(candidates))
 
-    return [replace(each, groups=tuple(map(credited, each.groups))) for each in trajectories]
+    return [replace(record, groups=tuple(map(credited, record.groups))) for record in trajectories]
 
 
 def success_rate(trajectories: Sequence[Trajectory]) -> float | None:
@@ -241,18 +241,18 @@ def success_rate(trajectories: Sequence[Trajectory]) -> float | None:
     Where the best of K is executed at every step, this is above what single completions reach:
     `mean_success` and the validations say that.
     """
-    known = [each.success for each in trajectories if each.success is not None]
-    return sum(known) / len(known) if known else None
+    outcomes = [trajectory.success for trajectory in trajectories if trajectory.success is not None]
+    return sum(outcomes) / len(outcomes) if outcomes else None
 
 
 def mean_success(trajectories: Sequence[Trajectory]) -> float | None:
     """Share of the last decision's candidates that succeed, a mean over episodes; None as above."""
-    known = [
-        [bool(c.info.get("success")) for c in each.groups[-1].candidates]
-        for each in trajectories
-        if each.success is not None and each.groups
+    outcomes = [
+        [bool(c.info.get("success")) for c in trajectory.groups[-1].candidates]
+        for trajectory in trajectories
+        if trajectory.success is not None and trajectory.groups
     ]
-    return sum(sum(own) / len(own) for own in known) / len(known) if known else None
+    return sum(sum(flags) / len(flags) for flags in outcomes) / len(outcomes) if outcomes else None
 
 
 def outcome_is_late(trajectories: Sequence[Trajectory]) -> bool:
@@ -260,8 +260,8 @@ def outcome_is_late(trajectories: Sequence[Trajectory]) -> bool:
 
     A comparison of what candidates earn right away then says nothing about earlier decisions.
     """
-    early = [g for each in trajectories for g in each.groups[:-1]]
-    last = [g for each in trajectories for g in each.groups[-1:]]
+    early = [g for trajectory in trajectories for g in trajectory.groups[:-1]]
+    last = [g for trajectory in trajectories for g in trajectory.groups[-1:]]
     paid = [any(c.reward > 0 for c in group.candidates) for group in early]
     return bool(early) and not any(paid) and any(c.reward > 0 for g in last for c in g.candidates)
 
@@ -339,23 +339,23 @@ def _group(task: Task, episode: int, row: DecisionRow) -> Group:
         Candidate(
             completion=Completion(
                 prompt_ids=prompt_ids,
-                token_ids=tuple(each["token_ids"]),
+                token_ids=tuple(candidate["token_ids"]),
                 logprobs=(),
-                text=each["completion"],
-                truncated=each["truncated"],
+                text=candidate["completion"],
+                truncated=candidate["truncated"],
                 version=row["version"],
-                refused=each.get("refused", False),
+                refused=candidate.get("refused", False),
             ),
-            reward=each["reward"],
-            team_reward=each["team_reward"],
-            local_reward=each["local_reward"],
-            chosen=each["chosen"],
-            info=each["info"],
-            advantage=_advantage(each["advantage"]),
-            later=_later(each["later"]) if "later" in each else None,
-            credited=each.get("credited"),
+            reward=candidate["reward"],
+            team_reward=candidate["team_reward"],
+            local_reward=candidate["local_reward"],
+            chosen=candidate["chosen"],
+            info=candidate["info"],
+            advantage=_advantage(candidate["advantage"]),
+            later=_later(candidate["later"]) if "later" in candidate else None,
+            credited=candidate.get("credited"),
         )
-        for each in row["candidates"]
+        for candidate in row["candidates"]
     )
     cut = row.get("unplayed")
     return Group(
@@ -384,19 +384,19 @@ def check_room(episodes: Sequence[Trajectory], max_new_tokens: int) -> None:
     Raises:
         ConfigError: every first prompt leaves too little room in the model's context.
     """
-    if episodes and all(each.overlong is not None and not each.groups for each in episodes):
+    if episodes and all(record.overlong is not None and not record.groups for record in episodes):
         raise ConfigError(f"there is nothing to score: {overlong_note(episodes, max_new_tokens)}")
 
 
 def overlong_note(episodes: Sequence[Trajectory], max_new_tokens: int) -> str:
     """States which episodes a prompt without room ended, and what to do; empty where there are none."""
-    cut = [each for each in episodes if each.overlong is not None]
-    prompts = [each.overlong for each in cut if each.overlong is not None]
+    cut = [record for record in episodes if record.overlong is not None]
+    prompts = [record.overlong for record in cut if record.overlong is not None]
     if not prompts:
         return ""
     agent, tokens, longest = prompts[0]
     context = longest + max_new_tokens
-    room = context - max(each.prompt_tokens for each in prompts)
+    room = context - max(prompt.prompt_tokens for prompt in prompts)
     lower = f"lower --max-completion-length to {room} or less, " if room > 0 else ""
     return (
         f"{len(cut)} of {len(episodes)} episodes ended early, as no success, because a prompt and "

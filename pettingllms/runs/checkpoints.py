@@ -133,7 +133,7 @@ def _current(trainer: ATGRPO) -> TrainerState:
         policies={name: policies.state(name) for name in policies.names},
         optimizers=trainer.optimizer_states(),
         plugins={
-            name: kept for name, part in trainer.stateful.items() if (kept := part.state_dict())
+            name: kept for name, plugin in trainer.stateful.items() if (kept := plugin.state_dict())
         },
     )
 
@@ -148,8 +148,8 @@ def restore(trainer: ATGRPO, state: TrainerState) -> None:
         trainer.policies.load_state(name, tensors, version=state.versions[name])
     # Optimizers keep the tensors they are given, and steps change them in place.
     trainer.load_optimizers(copy.deepcopy(state.optimizers))
-    for name, part in trainer.stateful.items():
-        part.load_state_dict(copy.deepcopy(state.plugins.get(name, {})))
+    for name, plugin in trainer.stateful.items():
+        plugin.load_state_dict(copy.deepcopy(state.plugins.get(name, {})))
     trainer.step, trainer.tokens, trainer.intact = state.step, state.tokens, True
 
 
@@ -188,8 +188,8 @@ def resume(folder: RunFolder, trainer: ATGRPO) -> int:
         RunFolderError: there are checkpoints, but none can be read; or the base model, or a setting
             that cannot change any more, is not what it was.
     """
-    found = saved(folder.path)
-    for path in found:
+    paths = saved(folder.path)
+    for path in paths:
         checkpoint = _attempt(path)
         if isinstance(checkpoint, Exception):
             logger.warning("%s cannot be read (%s); trying the one before", path, checkpoint)
@@ -201,8 +201,8 @@ def resume(folder: RunFolder, trainer: ATGRPO) -> int:
         # Those in the folder may be newer, or missing where a crash came between two renames.
         _save_adapters(folder, trainer)
         return checkpoint.state.step
-    if found:
-        raise RunFolderError(f"no checkpoint in {found[0].parent} can be read; start a new run")
+    if paths:
+        raise RunFolderError(f"no checkpoint in {paths[0].parent} can be read; start a new run")
     folder.cut({})
     return 0
 
@@ -313,8 +313,8 @@ def _unsealed(directory: Path) -> dict[str, Any]:
     digest = facts.pop("digest")
     if _digest_of(facts) != digest:
         raise ValueError(f"{STATE} is not what was written")
-    for name, known in facts["files"].items():
-        if _digest(directory / name) != known:
+    for name, expected in facts["files"].items():
+        if _digest(directory / name) != expected:
             raise ValueError(f"{name} is not what was written")
     return facts
 
@@ -343,7 +343,7 @@ def _read(directory: Path) -> Checkpoint:
     # Until 0.2 a method had parts with states of their own.
     parts = [learned.pop(name) for name in ("estimator", "reward_transform") if name in learned]
     if parts:
-        learned["method"] = {key: value for part in parts for key, value in part.items()}
+        learned["method"] = {key: value for values in parts for key, value in values.items()}
     state = TrainerState(
         step=facts["step"],
         tokens=facts["tokens"],

@@ -337,10 +337,10 @@ def read_config(run: Path) -> ATGRPOConfig:
             "new run"
         )
     values = without_server(values)
-    known = [field.name for field in dataclasses.fields(ATGRPOConfig)]
+    names = [field.name for field in dataclasses.fields(ATGRPOConfig)]
     for key in values:
-        if key not in known:
-            raise ConfigError(f"{path}: unknown key {key!r}; {did_you_mean(str(key), known)}")
+        if key not in names:
+            raise ConfigError(f"{path}: unknown key {key!r}; {did_you_mean(str(key), names)}")
     config = ATGRPOConfig(**values)
     # Runs that name no model are from the time when all environments had one default.
     old = config.model is None and config.embedded
@@ -435,8 +435,8 @@ def _refuse_foreign(path: Path) -> None:
 
 def versions() -> dict[str, str]:
     """Versions of Python, this package and its key dependencies that are installed."""
-    found = {"python": platform.python_version(), "pettingllms": __version__}
+    installed = {"python": platform.python_version(), "pettingllms": __version__}
     for package in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found
+            installed[package] = importlib.metadata.version(package)
+    return installed

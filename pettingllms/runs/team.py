@@ -79,8 +79,8 @@ def team_of(folder: Path, env: str | None) -> ATGRPOConfig | None:
 
 def _plain(arguments: Any) -> dict[str, Any]:
     """The arguments whose values are plain words or numbers, or lists of them."""
-    known = dict(arguments).items()
-    return {name: value for name, value in known if name != "sandbox" and _is_plain(value)}
+    pairs = dict(arguments).items()
+    return {name: value for name, value in pairs if name != "sandbox" and _is_plain(value)}
 
 
 def _is_plain(value: Any) -> bool:

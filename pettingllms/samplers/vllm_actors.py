@@ -210,7 +210,7 @@ class RemoteEngine:
             ConfigError: a request that does not fit the engines.
             SamplerUnavailable: none of them has answered for `patience` seconds.
         """
-        found: dict[int, list[SampledTokens]] = {}
+        completions: dict[int, list[SampledTokens]] = {}
         asked = dict(self._ask(place, requests, n, params) for place in range(len(requests)))
         last, reason = time.monotonic(), "they only start"
         while asked:
@@ -248,8 +248,8 @@ class RemoteEngine:
                     f"version {answer.version} of policy {policy!r} has answered in place of "
                     f"{self.held[policy][0]}"
                 )
-            found[place] = answer.completions
-        return [found[place] for place in range(len(requests))]
+            completions[place] = answer.completions
+        return [completions[place] for place in range(len(requests))]
 
     def _ask(
         self, place: int, requests: Sequence[Request], n: int, params: SamplingParams

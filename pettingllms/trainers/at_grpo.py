@@ -186,7 +186,9 @@ class ATGRPO:
         Where it raises and `intact` is true, it has changed nothing.
         """
         clock, tokens = Clock(), self.tokens
-        learned = {name: copy.deepcopy(part.state_dict()) for name, part in self.stateful.items()}
+        learned = {
+            name: copy.deepcopy(plugin.state_dict()) for name, plugin in self.stateful.items()
+        }
         try:
             trajectories = sampled(self, clock)
             check_room(trajectories, self.config.max_completion_length)
@@ -200,8 +202,8 @@ class ATGRPO:
                 metrics["frac_reward_zero_std"] = PolicyBatch.silent_share(batches.values())
         except BaseException:
             self.tokens = tokens
-            for name, part in self.stateful.items():
-                part.load_state_dict(learned[name])
+            for name, plugin in self.stateful.items():
+                plugin.load_state_dict(learned[name])
             raise
         self.step += 1
         return trajectories, metrics | clock.metrics(self.tokens - tokens)

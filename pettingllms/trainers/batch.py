@@ -68,12 +68,12 @@ def policy_batches(
     """
     keep = config.silent_groups == "count"
     roots = len({(g.key.task, g.key.episode) for g in groups if keep or not _quiet(g)})
-    found = {}
+    batches = {}
     for policy in policies:
-        own = own_settings(config, policy)
-        needed = keep and (own.beta != 0 or own.entropy_coef != 0)
-        found[policy] = _batch(config, policy, groups, keep, needed, roots)
-    return found
+        settings = own_settings(config, policy)
+        needed = keep and (settings.beta != 0 or settings.entropy_coef != 0)
+        batches[policy] = _batch(config, policy, groups, keep, needed, roots)
+    return batches
 
 
 def _batch(
@@ -88,8 +88,8 @@ def _batch(
     replies = tokens = silent = cut = 0
     masked = config.mask_truncated_completions
     turns = config.turns
-    own = [g for g in groups if g.policy == policy and (turns is None or g.key.turn in turns)]
-    for group in own:
+    played = [g for g in groups if g.policy == policy and (turns is None or g.key.turn in turns)]
+    for group in played:
         quiet = _quiet(group)
         silent += quiet
         if quiet and not keep:
@@ -105,7 +105,7 @@ def _batch(
             samples += _merged(group.prompt_ids, counted)
     if config.loss_norm == "roots":
         replies = roots
-    return PolicyBatch(tuple(samples), replies, tokens, len(own), silent, cut)
+    return PolicyBatch(tuple(samples), replies, tokens, len(played), silent, cut)
 
 
 def _quiet(group: Group) -> bool:
@@ -115,13 +115,13 @@ def _quiet(group: Group) -> bool:
 
 def _merged(prompt_ids: tuple[int, ...], candidates: Sequence[Candidate]) -> Iterable[Sample]:
     """One sample for equal completions, which earned the same: computed once, and counted."""
-    found: dict[tuple[tuple[int, ...], Advantage], Sample] = {}
+    merged: dict[tuple[tuple[int, ...], Advantage], Sample] = {}
     for candidate in candidates:
         completion, advantage = candidate.completion, candidate.advantage or 0.0
         ids = completion.token_ids
         # In a forest the same text is continued several times, and each time may earn something
         # else.
         same = (ids, advantage)
-        count = found[same].count + 1 if same in found else 1
-        found[same] = Sample(prompt_ids, ids, completion.logprobs, advantage, count)
-    return found.values()
+        count = merged[same].count + 1 if same in merged else 1
+        merged[same] = Sample(prompt_ids, ids, completion.logprobs, advantage, count)
+    return merged.values()

@@ -433,8 +433,8 @@ class ATGRPOConfig:
         return made
 
     def __post_init__(self) -> None:
-        given = self.__dict__.pop(_GIVEN, frozenset())
-        self._take_method(given)
+        explicit = self.__dict__.pop(_GIVEN, frozenset())
+        self._take_method(explicit)
         # One form of a value before anything is compared.
         for field in dataclasses.fields(self):
             setattr(self, field.name, normalized(field, getattr(self, field.name)))
@@ -458,8 +458,8 @@ class ATGRPOConfig:
         for name in names:
             setattr(self, name, values.get(name))
         self.method = self.method or "at_grpo"
-        for part in self.method.split("+"):
-            METHODS.path_of(part)  # raises where nothing has this name
+        for method in self.method.split("+"):
+            METHODS.path_of(method)  # raises where nothing has this name
         # The import needs PyTorch, which a copy and a saved configuration do without.
         if preset not in (None, "at_grpo") and len(given) < len(dataclasses.fields(self)):
             from pettingllms.trainers.method import load_method

@@ -54,7 +54,7 @@ class Clock:
     def metrics(self, tokens: int) -> dict[str, float]:
         """Seconds by part, and tokens a second of the `tokens` that were generated."""
         total = time.perf_counter() - self._started
-        parts = {f"time/{part}": seconds for part, seconds in self._spent.items()}
+        parts = {f"time/{phase}": seconds for phase, seconds in self._spent.items()}
         return parts | {"time/step": total, "tokens_per_second": tokens / total}
 
 
@@ -87,14 +87,14 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "num_tokens": float(generated_tokens(groups) + _tokens_without(trajectories)),
         "turns": len(groups) / len(trajectories),
     }
-    if any(each.overlong is not None for each in trajectories):
-        metrics["overlong"] = mean([each.overlong is not None for each in trajectories])
+    if any(trajectory.overlong is not None for trajectory in trajectories):
+        metrics["overlong"] = mean([trajectory.overlong is not None for trajectory in trajectories])
     returns: dict[str, list[float]] = defaultdict(list)
-    for each in trajectories:
-        if each.cooperative:
-            returns["return"].append(sum(each.returns.values()))
+    for trajectory in trajectories:
+        if trajectory.cooperative:
+            returns["return"].append(sum(trajectory.returns.values()))
         else:
-            for agent, value in each.returns.items():
+            for agent, value in trajectory.returns.items():
                 returns[f"return/{agent}"].append(value)
     metrics |= {name: mean(values) for name, values in returns.items()}
     first: dict[str, list[float]] = defaultdict(list)
@@ -124,14 +124,14 @@ def gaps(rows: Sequence[Mapping[str, object]], scores: Mapping[str, float]) -> d
         rows: the steps since the last validation.
         scores: of the validation; `<role>/first_local_reward` are read.
     """
-    found = {}
+    by_role = {}
     for name, value in scores.items():
         role = name.removesuffix("/first_local_reward")
         train = [row[key] for row in rows if (key := f"first_local_reward/{role}") in row]
-        earned = [each for each in train if isinstance(each, float)]
+        earned = [reward for reward in train if isinstance(reward, float)]
         if role != name and earned:
-            found[f"gap/{role}"] = mean(earned) - value
-    return found
+            by_role[f"gap/{role}"] = mean(earned) - value
+    return by_role
 
 
 def mean(values: Sequence[float]) -> float:

@@ -60,17 +60,17 @@ def own_settings(config: ResolvedConfig, policy: str) -> ResolvedConfig:
     Raises:
         ConfigError: a value that cannot be used; names the policy.
     """
-    own: Mapping[str, Any] = config.policy_settings.get(policy, {})
-    if not own:
+    overrides: Mapping[str, Any] = config.policy_settings.get(policy, {})
+    if not overrides:
         return config
     # These follow from others unless they are given.
     follows: dict[str, Any] = {}
-    if {"epsilon", "loss_type"} & own.keys():
+    if {"epsilon", "loss_type"} & overrides.keys():
         follows["epsilon_high"] = None
-    if "model" in own:
+    if "model" in overrides:
         follows["revision"] = None  # the team's is one of another model
     try:
-        return dataclasses.replace(config, **{**follows, **own})
+        return dataclasses.replace(config, **{**follows, **overrides})
     except ConfigError as error:
         raise ConfigError(f"policy_settings of {policy}: {error}") from error
 
@@ -94,11 +94,11 @@ def by_base(
     """
     groups: dict[tuple[Any, ...], list[str]] = {}
     settings = {policy: own_settings(config, policy) for policy in policies}
-    for policy, own in settings.items():
+    for policy, resolved in settings.items():
         # The model counts by the folder that it is loaded from, so that two spellings of an
         # embedded model share one in memory.
-        rest = (getattr(own, name) for name in OF_THE_BASE if name != "model")
-        groups.setdefault((base_model(own), *rest), []).append(policy)
+        rest = (getattr(resolved, name) for name in OF_THE_BASE if name != "model")
+        groups.setdefault((base_model(resolved), *rest), []).append(policy)
     return [(settings[names[0]], tuple(names)) for names in groups.values()]
 
 
@@ -138,17 +138,17 @@ def check_policy_settings(
         ConfigError: a policy that plays no role, a setting that is the whole team's or of an update
             that does not happen, or a value that cannot be used.
     """
-    for policy, own in config.policy_settings.items():
+    for policy, overrides in config.policy_settings.items():
         if policy not in policies:
             raise ConfigError(
                 f"policy_settings names {policy!r}, which is no policy of the team's own; "
                 f"{did_you_mean(policy, policies)}"
             )
-        if not isinstance(own, Mapping):
-            raise ConfigError(f"policy_settings of {policy} must be an object, got {own!r}")
+        if not isinstance(overrides, Mapping):
+            raise ConfigError(f"policy_settings of {policy} must be an object, got {overrides!r}")
         # What follows from a model of its own stands there without anybody having given it.
-        follows = FOLLOWING if own.keys() & {*DECIDING} else ()
-        for name in own:
+        follows = FOLLOWING if overrides.keys() & {*DECIDING} else ()
+        for name in overrides:
             if name not in config.__dataclass_fields__:
                 raise ConfigError(
                     f"policy_settings of {policy}: unknown setting {name!r}; "

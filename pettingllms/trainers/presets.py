@@ -96,12 +96,12 @@ def open_values(config: ATGRPOConfig, env: Any = None) -> dict[str, Any]:
         values["epsilon_high"] = config.clip_above
     # Values that follow from a policy's own model stand in its settings, so that a saved
     # configuration says all that was used.
-    own = {
-        policy: {**_following(config, given, defaults, env), **given}
-        for policy, given in config.policy_settings.items()
-        if isinstance(given, Mapping)
+    filled = {
+        policy: {**_following(config, overrides, defaults, env), **overrides}
+        for policy, overrides in config.policy_settings.items()
+        if isinstance(overrides, Mapping)
     }
-    settings = {**config.policy_settings, **own}
+    settings = {**config.policy_settings, **filled}
     if settings != config.policy_settings:
         values["policy_settings"] = settings
     return values
@@ -124,15 +124,17 @@ def _kind(config: ATGRPOConfig, env: Any) -> Any:
     return getattr(maker, "func", maker) if callable(maker) else maker.unwrapped
 
 
-def _declared(config: ATGRPOConfig, kind: Any, ending: str = "") -> tuple[str, Mapping[str, Any]]:
+def _declared(
+    config: ATGRPOConfig, env_class: Any, ending: str = ""
+) -> tuple[str, Mapping[str, Any]]:
     """Returns the attribute that an environment declares for the model, and its value."""
     if config.model == SMOLLM2:
-        return (name := f"{SMOLLM2}{ending}"), getattr(kind, name, {})
-    own = declared_in(f"{shipped(config.model)}{ending}")
+        return (name := f"{SMOLLM2}{ending}"), getattr(env_class, name, {})
+    attribute = declared_in(f"{shipped(config.model)}{ending}")
     # An environment that declares nothing for this embedded model has what it declares for the
     # default one.
-    name = own if hasattr(kind, own) else f"{DEFAULT}{ending}"
-    return name, getattr(kind, name, {})
+    name = attribute if hasattr(env_class, attribute) else f"{DEFAULT}{ending}"
+    return name, getattr(env_class, name, {})
 
 
 def _following(
@@ -143,24 +145,24 @@ def _following(
     if not deciding or not defaults:
         return {}
     try:
-        own = preset(dataclasses.replace(config, **deciding), env)
+        values = preset(dataclasses.replace(config, **deciding), env)
     except ConfigError:
         return {}  # `check_policy_settings` says which policy it is of
     names = [name for name in FOLLOWING if name in defaults and name not in given]
-    return {name: own[name] for name in names if own[name] != defaults[name]}
+    return {name: values[name] for name in names if values[name] != defaults[name]}
 
 
 def preset(config: ATGRPOConfig, env: Any = None) -> dict[str, Any]:
     """The values of all settings that follow from the model and the environment."""
     if _fitted(config):
-        kind = _kind(config, env)
-        declared, own = _declared(config, kind, "_training")
+        env_class = _kind(config, env)
+        declared, overrides = _declared(config, env_class, "_training")
         base = EMBEDDED if config.embedded else SMALL
-        for name in own:
+        for name in overrides:
             if name not in base:
                 hint = did_you_mean(name, base)
-                raise ConfigError(f"{declared} of {kind}: unknown setting {name!r}; {hint}")
-        defaults = base | dict(own)
+                raise ConfigError(f"{declared} of {env_class}: unknown setting {name!r}; {hint}")
+        defaults = base | dict(overrides)
         if config.full:
             defaults["learning_rate"] /= 10
         if config.embedded and config.loss_type == "cispo":

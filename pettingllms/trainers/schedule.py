@@ -32,12 +32,12 @@ def optimization(
     """
     optimizers = {
         policy: torch.optim.AdamW(
-            own,
+            trained,
             lr=settings[policy].learning_rate,
             betas=(settings[policy].adam_beta1, settings[policy].adam_beta2),
             weight_decay=settings[policy].weight_decay,
         )
-        for policy, own in parameters.items()
+        for policy, trained in parameters.items()
     }
     return optimizers, {
         policy: get_scheduler(

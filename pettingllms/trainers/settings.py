@@ -63,16 +63,16 @@ def check_values(settings: Any) -> None:
         ConfigError: names the field, the value and what it takes.
     """
     hints = typing.get_type_hints(type(settings))
-    for each in dataclasses.fields(settings):
-        name, value, limits = each.name, getattr(settings, each.name), each.metadata
+    for option in dataclasses.fields(settings):
+        name, value, limits = option.name, getattr(settings, option.name), option.metadata
         if not limits:
             continue
         _check_kind(name, value, hints[name])
         if value is None:
             continue
-        if (known := limits.get("choices")) and value not in known:
-            hint = did_you_mean(str(value), known)
-            raise ConfigError(f"{name} must be one of {', '.join(known)}, got {value!r}; {hint}")
+        if (choices := limits.get("choices")) and value not in choices:
+            hint = did_you_mean(str(value), choices)
+            raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}; {hint}")
         low, high, why = limits.get("at_least"), limits.get("at_most"), limits.get("why", "")
         # `not >=` instead of `<`, so that NaN is refused too.
         if high is not None and not low <= value <= high:
@@ -99,8 +99,8 @@ def _check_kind(name: str, value: Any, hint: Any) -> None:
     fits = isinstance(value, kinds) or (float in kinds and isinstance(value, int))
     # bool is a subclass of int in Python, and True is no number of steps.
     if not fits or (isinstance(value, bool) and bool not in kinds):
-        kind = next(each for each in kinds if each is not type(None))
-        raise ConfigError(f"{name} must be {_KINDS[kind]}, got {value!r}")
+        expected = next(cls for cls in kinds if cls is not type(None))
+        raise ConfigError(f"{name} must be {_KINDS[expected]}, got {value!r}")
 
 
 _KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
@@ -190,19 +190,19 @@ def check_loss(settings: Any) -> None:
     Raises:
         ConfigError: names both, and what goes.
     """
-    kind, high = settings.loss_type, settings.epsilon_high
-    if settings.importance_sampling_level == "sequence" and kind not in ("grpo", "sapo"):
+    loss, high = settings.loss_type, settings.epsilon_high
+    if settings.importance_sampling_level == "sequence" and loss not in ("grpo", "sapo"):
         # One ratio for a completion, counted once a token: long completions would weigh more.
         raise ConfigError(
-            f"importance_sampling_level=sequence goes with loss_type grpo or sapo, got {kind}, "
+            f"importance_sampling_level=sequence goes with loss_type grpo or sapo, got {loss}, "
             "which averages over tokens"
         )
-    if settings.loss_norm == "roots" and kind not in ("grpo", "sapo", "dr_grpo"):
+    if settings.loss_norm == "roots" and loss not in ("grpo", "sapo", "dr_grpo"):
         raise ConfigError(
             "loss_norm=roots goes with loss_type grpo, sapo or dr_grpo, which average over "
-            f"completions, got {kind}, which averages over tokens"
+            f"completions, got {loss}, which averages over tokens"
         )
-    if kind == "cispo" and high is not None and high < 1:
+    if loss == "cispo" and high is not None and high < 1:
         raise ConfigError(
             f"epsilon_high is the largest ratio itself with loss_type cispo, at least 1, got {high}"
         )

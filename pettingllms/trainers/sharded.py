@@ -36,18 +36,18 @@ class ShardedATGRPO(ATGRPO):
     def optimizer_states(self) -> dict[str, dict[str, Any]]:
         """Returns, in the first rank, the states as one process has them; all ranks must ask."""
         return {
-            name: {**own, "optimizer": gathered_optimizer(own["optimizer"])}
-            for name, own in super().optimizer_states().items()
+            name: {**state, "optimizer": gathered_optimizer(state["optimizer"])}
+            for name, state in super().optimizer_states().items()
         }
 
     def load_optimizers(self, states: Mapping[str, Mapping[str, Any]]) -> None:
         """Takes this rank's part of states of one process."""
         divided = {
             name: {
-                **own,
-                "optimizer": divided_optimizer(own["optimizer"], self.policies.parameters(name)),
+                **state,
+                "optimizer": divided_optimizer(state["optimizer"], self.policies.parameters(name)),
             }
-            for name, own in states.items()
+            for name, state in states.items()
         }
         super().load_optimizers(divided)
 
@@ -55,13 +55,13 @@ class ShardedATGRPO(ATGRPO):
 def loaded_on_cpu(config: ResolvedConfig) -> tuple[ResolvedConfig, str]:
     """Settings to load a model with that is divided afterwards, and the kind of device of its parts."""
     # Resolved before the device becomes the CPU, where an open dtype would mean float32.
-    given = (None if each == "auto" else each for each in (config.dtype, config.device))
-    dtype, device = ModelSpec("").dtype_and_device(*given)
+    names = (None if name == "auto" else name for name in (config.dtype, config.device))
+    dtype, device = ModelSpec("").dtype_and_device(*names)
     return replace(config, device="cpu", dtype=str(dtype).removeprefix("torch.")), device.type
 
 
 def from_all(value: Any) -> list[Any]:
     """Returns the value of each rank, in the order of the ranks."""
-    found: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(found, value)
-    return found
+    values: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(values, value)
+    return values

@@ -87,9 +87,9 @@ class TransformersCallback(Callback):
     def _tell(self, event: str, trainer: ATGRPO, **more: Any) -> bool:
         """Tells an event; returns whether training is to end."""
         told = getattr(self.wrapped, event)
-        given = {"processing_class": trainer.policies.chat.tokenizer, "trainer": trainer, **more}
+        kwargs = {"processing_class": trainer.policies.chat.tokenizer, "trainer": trainer, **more}
         # A callback may change the control in place and return None.
-        self.control = told(self._args, self.state, self.control, **given) or self.control
+        self.control = told(self._args, self.state, self.control, **kwargs) or self.control
         return bool(self.control.should_training_stop)
 
 
@@ -103,15 +103,15 @@ def as_callbacks(given: Any, folder: Path) -> list[Callback]:
     Raises:
         ConfigError: something else.
     """
-    found: list[Callback] = []
-    for each in given if isinstance(given, Sequence) else [given]:
-        made = each() if isinstance(each, type) else each
+    callbacks: list[Callback] = []
+    for callback in given if isinstance(given, Sequence) else [given]:
+        made = callback() if isinstance(callback, type) else callback
         if isinstance(made, TrainerCallback):
             made = TransformersCallback(made, folder)
         if not isinstance(made, Callback):
             raise ConfigError(
                 f"callbacks takes pettingllms.Callback and transformers.TrainerCallback, got "
-                f"{each!r}"
+                f"{callback!r}"
             )
-        found.append(made)
-    return found
+        callbacks.append(made)
+    return callbacks

@@ -77,19 +77,19 @@ class Verifier:
         groups = in_order(trajectories)
         for policy in self._before:
             # By the role that acted, not by the policy that the record names.
-            own = [group for group in groups if self._plays(group) == policy]
-            batch = policy_batches(self.trainer.config, (policy,), own)[policy]
+            played = [group for group in groups if self._plays(group) == policy]
+            batch = policy_batches(self.trainer.config, (policy,), played)[policy]
             if any(sample.advantage for sample in batch.samples):
-                self._found[policy] = list(self._update(policy, own, batch))
-                self._own[policy] = own
+                self._found[policy] = list(self._update(policy, played, batch))
+                self._own[policy] = played
 
     def report(self) -> str:
         """Checks the sampler, after the weights were published; the block to show, or nothing."""
         step, blocks = self.trainer.step, list[str]()
-        for policy, found in self._found.items():
+        for policy, proofs in self._found.items():
             self.pending.remove(policy)
-            found.insert(1, self._sampler(policy, self._own[policy]))
-            blocks.append("\n".join([f"verified {policy} in step {step}:", *map(str, found)]))
+            proofs.insert(1, self._sampler(policy, self._own[policy]))
+            blocks.append("\n".join([f"verified {policy} in step {step}:", *map(str, proofs)]))
         if step >= LATEST:
             for policy in self.pending:
                 why = f"no group of {policy} had a signal in {step} steps: it has learned nothing"
@@ -103,7 +103,7 @@ class Verifier:
         agent = group.key.agent
         return self._players.get(agent) or self._players.get(role_of(agent))
 
-    def _update(self, policy: str, own: Sequence[Group], batch: PolicyBatch) -> Iterator[Proof]:
+    def _update(self, policy: str, groups: Sequence[Group], batch: PolicyBatch) -> Iterator[Proof]:
         """Yields what the weights before and after the step say."""
         parameters, after = self.policies.parameters(policy), self.policies.state(policy)
         used = [None if p.grad is None else p.grad.clone() for p in parameters]
@@ -123,10 +123,12 @@ class Verifier:
             largest > 0 and (several or alike > SAME_DIRECTION),
             f"the weights changed by up to {largest:.1e}{alone}",
         )
-        yield prompts(own)
-        yield self._endings(policy, own, batch)
-        silent = sum(1 for group in own if not any(c.advantage for c in group.candidates))
-        yield Proof(silent < len(own), f"{len(own) - silent} of {len(own)} groups have a signal")
+        yield prompts(groups)
+        yield self._endings(policy, groups, batch)
+        silent = sum(1 for group in groups if not any(c.advantage for c in group.candidates))
+        yield Proof(
+            silent < len(groups), f"{len(groups) - silent} of {len(groups)} groups have a signal"
+        )
         yield _rise(batch, before_BT, after_BT, noise)
         for parameter, gradient in zip(parameters, used, strict=True):
             parameter.grad = gradient
@@ -140,11 +142,11 @@ class Verifier:
         for parameter in self.policies.parameters(policy):
             parameter.grad = None
         self.trainer._backward(policy, batch, LossMeter(policy))
-        found = self._logprobs(policy, batch)
+        logprobs = self._logprobs(policy, batch)
         gaps = [
-            (logp - torch.tensor(sample.logprobs)).abs().mean() for sample, logp in found.items()
+            (logp - torch.tensor(sample.logprobs)).abs().mean() for sample, logp in logprobs.items()
         ]
-        return found, float(torch.stack(gaps).mean())
+        return logprobs, float(torch.stack(gaps).mean())
 
     @torch.no_grad()
     def _write(self, policy: str, state: dict[str, torch.Tensor]) -> None:
@@ -156,24 +158,24 @@ class Verifier:
     @torch.no_grad()
     def _logprobs(self, policy: str, own: PolicyBatch) -> dict[Sample, torch.Tensor]:
         """Sample -> log-probabilities of its tokens in the trainer's forward pass."""
-        config, found = self.trainer.settings[policy], dict[Sample, torch.Tensor]()
+        config, logprobs = self.trainer.settings[policy], dict[Sample, torch.Tensor]()
         for batch in self.policies.microbatches(policy, own.samples, config.tokens_per_batch):
             logp_BT, _ = self.policies.logprobs(
                 policy, batch, temperature=self.trainer.config.temperature
             )
             for sample, logp_T in zip(batch.samples, logp_BT, strict=True):
-                found[sample] = logp_T[: len(sample.token_ids)].float().cpu()
-        return found
+                logprobs[sample] = logp_T[: len(sample.token_ids)].float().cpu()
+        return logprobs
 
-    def _endings(self, policy: str, own: Sequence[Group], batch: PolicyBatch) -> Proof:
+    def _endings(self, policy: str, groups: Sequence[Group], batch: PolicyBatch) -> Proof:
         """Whether the last token of completions that ended by themselves counts in the loss."""
         ends = self.policies.chat_for(policy).end_ids
         config = self.trainer.settings[policy]
         cut = self.policies.microbatches(policy, batch.samples, config.tokens_per_batch)
-        masked = [last for each in cut for last in _last_masks(each)]
-        ended = [sample.token_ids[-1] in ends for each in cut for sample in each.samples]
+        masked = [last for micro in cut for last in _last_masks(micro)]
+        ended = [sample.token_ids[-1] in ends for micro in cut for sample in micro.samples]
         lost = sum(1 for end, counts in zip(ended, masked, strict=True) if end and not counts)
-        whole = [c.completion for group in own for c in group.candidates]
+        whole = [c.completion for group in groups for c in group.candidates]
         # A completion that was not cut has to end with such a token.
         open_ = sum(1 for c in whole if not c.truncated and c.token_ids[-1] not in ends)
         truncated = sum(1 for c in whole if c.truncated)
@@ -182,10 +184,10 @@ class Verifier:
             what = f"{lost + open_} completions ended without an end-of-turn token in the loss"
         return Proof(not lost and not open_, what)
 
-    def _sampler(self, policy: str, own: Sequence[Group]) -> Proof:
+    def _sampler(self, policy: str, groups: Sequence[Group]) -> Proof:
         """Whether new completions of the sampler are those of the trainer's new weights."""
         config, version = self.trainer.config, self.policies.versions[policy]
-        prompts = list(dict.fromkeys(group.prompt_ids for group in own))[:4]
+        prompts = list(dict.fromkeys(group.prompt_ids for group in groups))[:4]
         replies = self.policies.sample(
             [Request(policy, ids, seed=place) for place, ids in enumerate(prompts)],
             2,
@@ -197,9 +199,9 @@ class Verifier:
             for ids, answers in zip(prompts, replies, strict=True)
             for reply in answers
         ]
-        found = self._logprobs(policy, PolicyBatch.of(list(dict.fromkeys(samples))))
+        logprobs = self._logprobs(policy, PolicyBatch.of(list(dict.fromkeys(samples))))
         gaps = [
-            (logp - torch.tensor(sample.logprobs)).abs().mean() for sample, logp in found.items()
+            (logp - torch.tensor(sample.logprobs)).abs().mean() for sample, logp in logprobs.items()
         ]
         gap, noise = float(torch.stack(gaps).mean()), self._noise[policy]
         return Proof(
@@ -210,7 +212,7 @@ class Verifier:
 
 
 def _rise(
-    own: PolicyBatch,
+    batch: PolicyBatch,
     before: dict[Sample, torch.Tensor],
     after: dict[Sample, torch.Tensor],
     noise: float,
@@ -219,7 +221,7 @@ def _rise(
 
     `noise` is the mean rounding of a token's log-probability, which in bfloat16 may hide a first step.
     """
-    change = {sample: float((after[sample] - before[sample]).sum()) for sample in own.samples}
+    change = {sample: float((after[sample] - before[sample]).sum()) for sample in batch.samples}
     weight = {
         s: s.count * float(torch.as_tensor(s.advantage, dtype=torch.float64).mean()) for s in change
     }

@@ -61,8 +61,8 @@ def check_form_only(demonstrations: Demonstrations, env: AnyEnv) -> None:
             words = f" {' '.join(''.join(c if c.isalnum() else ' ' for c in shown).split())} "
             for role, pairs in demonstrations.items():
                 for prompt, completion in pairs:
-                    said = "".join(c if c.isalnum() else " " for c in completion).split()
-                    if prompt == shown or f" {' '.join(said)} " in words:
+                    normalized = "".join(c if c.isalnum() else " " for c in completion).split()
+                    if prompt == shown or f" {' '.join(normalized)} " in words:
                         raise ConfigError(
                             f"demonstration {completion!r} of {role} occurs in task {seed} of the environment; "
                             "demonstrate the form with other words"
