@@ -17,14 +17,7 @@ from pettingllms.envs.aec import MOVED
 from pettingllms.errors import ConfigError
 from pettingllms.methods.marft import Gae
 from pettingllms.rollout.engine import RolloutEngine
-from pettingllms.rollout.shapes import (
-    Blanked,
-    Coalitions,
-    Episodes,
-    LookAheadTree,
-    RolloutShape,
-    Tree,
-)
+from pettingllms.rollout.shapes import Coalitions, Episodes, LookAheadTree, RolloutShape, Tree
 from pettingllms.rollout.trajectory import Trajectory, in_order
 from pettingllms.samplers.scripted import ScriptedSampler
 from pettingllms.trainers.config import ATGRPOConfig, resolve
@@ -89,12 +82,12 @@ def played(env: Any, role: str) -> dict[type[RolloutShape], list[Trajectory]]:
     for kind in (Tree, LookAheadTree):
         found[kind] = play(kind(width=4, branch="sample"), both)
     ways = ((HONESTLY, 0), (OTHERWISE, 2))
-    for shape in (Episodes, Blanked, Coalitions):
-        each = [
-            play(shape(episodes=2, first=first), lambda p, *_, w=way: w if p == role else HONESTLY)
-            for way, first in ways
-        ]
-        found[shape] = [t for both_ways in each for t in both_ways]
+    each = [
+        play(Coalitions(episodes=2, first=first), lambda p, *_, w=way: w if p == role else HONESTLY)
+        for way, first in ways
+    ]
+    # Copies change nothing about the episodes that they leave.
+    found[Episodes] = found[Coalitions] = [t for both_ways in each for t in both_ways]
     return found
 
 
@@ -131,7 +124,7 @@ def accepted(name: str, folder: Path) -> list[tuple[str, Method]]:
     pairs: list[tuple[str, dict[str, Any]]] = [(method, {}) for method in COMBINED]
     for method, args in [*pairs, ("grpo", {"mean": True})]:
         shapes = load_method(method).fitting_shapes()
-        if played := {"episodes", "look_ahead", "tree"} & {*shapes}:
+        if played := {"coalitions", "episodes", "look_ahead", "tree"} & {*shapes}:
             args = {**args, "shape": min(played)}
         config = replace(resolved, method=method, method_args=args)
         try:
