@@ -52,14 +52,14 @@ LONGER = [
     "late_outcome --tokens 1 --seeds 0",
 ]
 """Commands that take more than a few seconds: `make test-benchmarks`."""
-TRAINS = "trains or plays for minutes at its smallest settings"
+TRAINS = "trains or plays; smallest settings are not tried yet"
 ELSEWHERE = {
     "alone": TRAINS,
     "between": TRAINS,
     "blind": TRAINS,
     "ensemble": TRAINS,
     "engines": "needs vLLM and Ray",
-    "figures": "draws every published result, half a minute",
+    "figures": "draws every published result; not tried yet on a quiet machine",
     "frozen": "trains a revision of the past and this one",
     "games": "needs TextArena and PettingZoo's classic games",
     "grading": "needs math-verify's unpacked sources and MATH-500",
@@ -76,12 +76,12 @@ ELSEWHERE = {
     "refill": "needs finished trainings",
     "revisions": "trains a revision of the past and this one",
     "rounds": TRAINS,
-    "sandbox": "takes turns with interpreters and virtual environments for minutes",
-    "scale": "needs Ray; simulate takes minutes",
+    "sandbox": "takes turns with interpreters; not tried yet on a quiet machine",
+    "scale": "needs Ray; simulate is not tried yet on a quiet machine",
     "search_team": TRAINS,
     "self_play": "needs the bases that priming.games trains",
     "trust": TRAINS,
-    "viewer": "needs Chromium",
+    "viewer": "a run of 100 kB ended in RemoteDisconnected once; not understood yet",
     "vllm_training": "needs vLLM",
 }
 """Module -> why no test runs it."""
