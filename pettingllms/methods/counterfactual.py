@@ -56,11 +56,11 @@ class Ccpo(Grpo):
             ConfigError: the environment does not say whether a task was solved.
         """
         copies: dict[tuple[str, str], list[float]] = defaultdict(list)
-        for each in trajectories:
-            for agent, outcome in outcomes_alone(each).items():
-                copies[each.task.id, agent].append(outcome)
-        means = {key: sum(found) / len(found) for key, found in copies.items()}
-        return [self._repaid(each, means) for each in trajectories]
+        for trajectory in trajectories:
+            for agent, outcome in outcomes_alone(trajectory).items():
+                copies[trajectory.task.id, agent].append(outcome)
+        means = {key: sum(ends) / len(ends) for key, ends in copies.items()}
+        return [self._repaid(trajectory, means) for trajectory in trajectories]
 
     def _repaid(self, trajectory: Trajectory, means: Mapping[tuple[str, str], float]) -> Trajectory:
         solved(trajectory, self.config)  # raises where nothing says
@@ -110,17 +110,17 @@ class Sharp(Grpo):
         Raises:
             ConfigError: the environment does not say whether a task was solved.
         """
-        return [self._repaid(each) for each in trajectories]
+        return [self._repaid(trajectory) for trajectory in trajectories]
 
     def _repaid(self, trajectory: Trajectory) -> Trajectory:
         solved(trajectory, self.config)  # raises where nothing says
         values, worth = shapley(trajectory), {}
         for agent in _agents(trajectory):
-            own = [g.chosen.local_reward for g in trajectory.groups if g.key.agent == agent]
+            rewards = [g.chosen.local_reward for g in trajectory.groups if g.key.agent == agent]
             worth[agent] = (
                 self.joint * trajectory.outcome
                 + self.weight * values.get(agent, 0.0)
-                + self.process * sum(own) / len(own)
+                + self.process * sum(rewards) / len(rewards)
             )
         return repaid_once(trajectory, worth)
 

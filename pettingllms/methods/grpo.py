@@ -54,7 +54,7 @@ class Grpo(Method):
         returns = [values[member] / (counts[member] if self.mean else 1) for member in values]
         differing = with_own_returns(groups)
         apart = [self.by_agent or task in differing for task, _, _ in values]
-        agents = [agent * own for (_, _, agent), own in zip(values, apart, strict=True)]
+        agents = [agent * separate for (_, _, agent), separate in zip(values, apart, strict=True)]
         keys = [(task, agent) for (task, _, _), agent in zip(values, agents, strict=True)]
         # Not in batches by policy: a team's return is no single policy's.
         returns_N = torch.tensor(returns, dtype=torch.float64)

@@ -35,14 +35,17 @@ class MaxRl(Method):
         Raises:
             ConfigError: the environment does not say whether a task was solved.
         """
-        return [repaid_once(each, float(solved(each, self.config))) for each in trajectories]
+        return [
+            repaid_once(trajectory, float(solved(trajectory, self.config)))
+            for trajectory in trajectories
+        ]
 
     def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
         """(r - mean r) / mean r of each decision's episode; an episode counts once."""
         tasks: dict[str, dict[int, float]] = defaultdict(dict)
         for group in groups:
             tasks[group.key.task][group.key.episode] = group.episode_return
-        means = {task: sum(own.values()) / len(own) for task, own in tasks.items()}
+        means = {task: sum(returns.values()) / len(returns) for task, returns in tasks.items()}
         values: list[Advantage] = []
         for group in groups:
             mean = means[group.key.task]

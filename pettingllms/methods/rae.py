@@ -44,16 +44,16 @@ class Rae(Method):
         tasks = {group.key.task: None for group in groups}
         # By the place of a task: as texts, ids would be sorted with 10 before 9.
         order = {task: number for number, task in enumerate(tasks)}
-        found: dict[tuple[object, ...], float] = {}
+        surplus: dict[tuple[object, ...], float] = {}
         ahead = sorted(groups, key=lambda g: (order[g.key.task], g.key.episode, g.key.parent))
         for group in ahead:
             member = (*member_of(group), group.key.role)
-            if member not in found:
+            if member not in surplus:
                 key = f"{self.config.env}/{group.key.role}"
                 base, value = self.baseline.get(key, 0.0), group.episode_return
-                found[member] = value - base
+                surplus[member] = value - base
                 self.baseline[key] = self.decay * base + (1 - self.decay) * value
-        return [found[*member_of(g), g.key.role] for g in groups for _ in g.candidates]
+        return [surplus[*member_of(g), g.key.role] for g in groups for _ in g.candidates]
 
     def state_dict(self) -> dict[str, Any]:
         """The running means."""

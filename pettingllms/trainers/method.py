@@ -65,8 +65,8 @@ class Argument(NamedTuple):
             return
         if isinstance(self.default, bool | str):
             if not isinstance(value, type(self.default)):
-                kind = "true or false" if isinstance(self.default, bool) else "a text"
-                raise ConfigError(f"method_args: {name} must be {kind}, got {value!r}")
+                wanted = "true or false" if isinstance(self.default, bool) else "a text"
+                raise ConfigError(f"method_args: {name} must be {wanted}, got {value!r}")
             return
         least, most = self.at_least, self.at_most
         number = isinstance(value, int if self.whole else int | float)
@@ -81,8 +81,8 @@ class Argument(NamedTuple):
         ):
             words = {"at least": least, "above": self.above, "at most": most, "below": self.below}
             limits = " and ".join(f"{word} {n:g}" for word, n in words.items() if n is not None)
-            kind = f"a whole number from {least:g}" if self.whole else limits or "a number"
-            raise ConfigError(f"method_args: {name} must be {kind}, got {value!r}")
+            wanted = f"a whole number from {least:g}" if self.whole else limits or "a number"
+            raise ConfigError(f"method_args: {name} must be {wanted}, got {value!r}")
 
 
 def argument(default: Any, **limits: Any) -> Any:
@@ -314,19 +314,21 @@ def load_method(name: str) -> Any:
         UnknownNameError: nothing has this name.
         ConfigError: the joined methods have a hook in common.
     """
-    kinds = [METHODS.load(part) for part in name.split("+")]
-    if len(kinds) == 1:
-        return kinds[0]
-    for part, kind in zip(name.split("+"), kinds, strict=True):
-        _check_is_method(part, kind)
+    methods = [METHODS.load(piece) for piece in name.split("+")]
+    if len(methods) == 1:
+        return methods[0]
+    for piece, method in zip(name.split("+"), methods, strict=True):
+        _check_is_method(piece, method)
     for hook in HOOKS:
-        owners = [kind for kind in kinds if getattr(kind, hook) is not getattr(Method, hook)]
+        owners = [
+            method for method in methods if getattr(method, hook) is not getattr(Method, hook)
+        ]
         if len(owners) > 1:
-            both = " and ".join(kind.__name__ for kind in owners)
+            both = " and ".join(method.__name__ for method in owners)
             raise ConfigError(f"method {name}: {both} both have `{hook}`; leave one out")
-    needs = tuple(dict.fromkeys(need for kind in kinds for need in kind.needs))
-    settings = {k: v for kind in reversed(kinds) for k, v in kind.settings.items()}
-    return type(name, tuple(kinds), {"needs": needs, "settings": settings, "__doc__": name})
+    needs = tuple(dict.fromkeys(need for method in methods for need in method.needs))
+    settings = {k: v for method in reversed(methods) for k, v in method.settings.items()}
+    return type(name, tuple(methods), {"needs": needs, "settings": settings, "__doc__": name})
 
 
 def _check_is_method(name: str, kind: Any) -> None:

@@ -124,7 +124,7 @@ def _joined(old: Mapping[str, Any], method: str) -> str:
             f"estimator {parts['estimator']}; use --method {transform}"
         )
     chain = [parts["cast"], transform, parts["estimator"]]
-    joined = "+".join(part for part in chain if part not in ("all", "as_paid"))
+    joined = "+".join(piece for piece in chain if piece not in ("all", "as_paid"))
     # A method that has these very parts keeps its name.
     return method if parts == _parts_of(method) else _ALIKE.get(joined, joined)
 
@@ -135,6 +135,6 @@ def _parts_of(method: str) -> dict[str, str]:
     same |= dict.fromkeys(("dr_grpo", "gspo", "cispo", "sapo"), "grpo")
     same |= dict.fromkeys(("igrpo", "mlpo"), "at_grpo") | {"malt": "look_ahead"}
     *others, estimator = same.get(method, method).split("+")
-    cast = next((part for part in others if part in ("alternate", "swap")), "all")
-    transform = next((part for part in others if part not in ("alternate", "swap")), "as_paid")
+    cast = next((piece for piece in others if piece in ("alternate", "swap")), "all")
+    transform = next((piece for piece in others if piece not in ("alternate", "swap")), "as_paid")
     return {"estimator": estimator, "reward_transform": transform, "cast": cast}
