@@ -48,10 +48,11 @@ RUN = [
 """Commands of the default suite; trainings of experiments are listed by them, not run."""
 LONGER = [
     f"update --model {TINY} --longest 4 --tokens-per-batch 64 {FEW}",
-    "sudoku_speed --rounds 1",
     "late_outcome --tokens 1 --seeds 0",
 ]
 """Commands that take more than a few seconds: `make test-benchmarks`."""
+BESIDE_REASONING_GYM = ["sudoku_speed --rounds 1"]
+"""Commands that compare with reasoning-gym: `make test-reasoning`."""
 TRAINS = "trains or plays; smallest settings are not tried yet"
 ELSEWHERE = {
     "alone": TRAINS,
@@ -129,7 +130,7 @@ def quoted() -> list[Quoted]:
     return sorted(commands, key=str)
 
 
-KNOWN = [read(command) for command in (*RUN, *LONGER)]
+KNOWN = [read(command) for command in (*RUN, *LONGER, *BESIDE_REASONING_GYM)]
 
 
 def test_pages_quote_commands() -> None:
@@ -163,6 +164,11 @@ def test_quoted_commands_run_with_their_smallest_settings(tmp_path: Path) -> Non
 @pytest.mark.timeout(900)
 def test_longer_quoted_commands_run_with_their_smallest_settings(tmp_path: Path) -> None:
     assert _failures(LONGER, tmp_path) == {}
+
+
+@pytest.mark.reasoning
+def test_commands_beside_reasoning_gym_run_with_their_smallest_settings(tmp_path: Path) -> None:
+    assert _failures(BESIDE_REASONING_GYM, tmp_path) == {}
 
 
 def _failures(commands: Sequence[str], folder: Path) -> dict[str, str]:
