@@ -45,7 +45,7 @@ def small(model: Path, **more: Any) -> dict[str, Any]:
     }
 
 
-# The 30 lines of docs/training.md: a reward, an estimator and a callback of one's own.
+# A reward, a method, and a callback of one's own, as on the pages of the docs.
 
 
 class VowelEnv(letters_env.raw_env):

@@ -12,7 +12,7 @@
 | `coalitions` | as `blanked`, with a copy for each set of agents | it |
 
 A shape of one's own is a subclass of `RolloutShape` that says in `plan` what happens at a decision,
-given as `--shape my_package.my_module:MyShape`.
+given as `--method-args.shape my_package.my_module:MyShape`.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class Sampler(Protocol):
     def sample(
         self, requests: Sequence[Request], n: int, **settings: Unpack[SampleSettings]
     ) -> list[list[Completion]]:
-        """`n` completions of every request: result[request][candidate].
+        """`n` completions of every request: `result[request][candidate]`.
 
         All randomness is from the requests' seeds: the same requests give the same completions on
         one machine and one version of its libraries.
