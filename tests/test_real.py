@@ -189,7 +189,7 @@ def test_an_adapter_answers_in_vllm_with_the_same_tokens(stopped, folder):
     pytest.importorskip("vllm")
     adapters = {"adapters": stopped / "adapters"}
     expected = greedy(load_policies(folder, ROLES, **adapters))
-    engine = SamplerSettings("vllm", OPTIONS)
+    engine = SamplerSettings("vllm", {**OPTIONS, "max_model_len": 512})
     policies = load_policies(folder, ROLES, dtype="float32", sampler=engine, **adapters)
     try:
         for role, reply in greedy(policies).items():
