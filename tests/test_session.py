@@ -377,7 +377,7 @@ def two(tmp_path: Path) -> bool:
         ({"policies": "writer=a"}, "reader"),
         ({"train_roles": "writr"}, "writer"),
         ({"env_args": '{"max_turn": 2}'}, "max_turn"),
-        ({"dataset": "tasks.jsonl"}, "takes no dataset"),
+        ({"dataset": "tasks.jsonl"}, "no argument 'dataset'"),
         ({"report_to": "tensorbord"}, "tensorboard"),
         ({"report_to": "wandb"}, "pip install wandb"),
         ({"adapters": "nowhere"}, "no folder nowhere"),
