@@ -127,7 +127,7 @@ def quoted() -> list[Quoted]:
         for text in _texts()
         for found in line.findall(text)
     }
-    return sorted(commands, key=str)
+    return sorted(commands, key=lambda c: (c.module, c.first, sorted(c.options)))
 
 
 KNOWN = [read(command) for command in (*RUN, *LONGER, *BESIDE_REASONING_GYM)]
