@@ -215,8 +215,9 @@ def collect(run: Run, folder: Path, *, several: bool) -> dict[str, Any]:
 def beside(before: Mapping[str, Any], name: str, found: Any) -> dict[str, Any]:
     """A run and those of before that were played at its revision: a table of two would hide which row is whose."""
 
-    def commit(run: Any) -> str:
-        return str(run["sampled"]["revision"]["commit"])
+    def commit(run: Any) -> str | None:
+        revision = run["sampled"]["revision"]  # None outside a checkout
+        return revision and str(revision["commit"])
 
     return {own: run for own, run in before.items() if commit(run) == commit(found)} | {name: found}
 
