@@ -347,9 +347,11 @@ class _Handler(BaseHTTPRequestHandler):
             run.pay(**_payment(body))
             return {}
         if (method, route) != ("POST", "chat/completions"):
+            cure = "; in the Agents SDK: set_default_openai_api('chat_completions')"
             raise NotServed(
                 404,
-                f"{method} /{route} is not served here: POST /chat/completions is, GET /models, POST /pay",
+                f"{method} /{route} is not served here: POST /chat/completions is, GET /models, "
+                f"POST /pay{cure if route == 'responses' else ''}",
             )
         reply = run.ask(body, lambda: _left(self.connection))
         asked: Mapping[str, Any] = body or {}
