@@ -37,11 +37,12 @@ def _reply(prompt: str) -> str:
     handoff = "{"  # of the Agents SDK's result
     if latest.startswith(("tool\n", "user\nObservation:")) and handoff not in latest:
         return _call("final_answer", answer="5") if '"final_answer"' in tools else "5"
-    for name, arguments in {
+    right: dict[str, dict[str, Any]] = {
         "add": {"a": 2, "b": 3},
         "transfer_to_solver": {},
         "solver": {"task": "What is 2 + 3?"},
-    }.items():
+    }
+    for name, arguments in right.items():
         if f'"name": "{name}"' in tools:
             return _call(name, **arguments)
     return "5"
@@ -60,7 +61,7 @@ class Calling(TransformersEngine):
         ]
 
     def _scored(self, request: Request, *, right: bool) -> SampledTokens:
-        text = _reply(_TOKENIZER.decode(request.prompt_ids)) if right else "0"
+        text = _reply(str(_TOKENIZER.decode(list(request.prompt_ids)))) if right else "0"
         reply = _TOKENIZER.encode(f"{text}{_TOKENIZER.eos_token}")
         ids = torch.tensor([[*request.prompt_ids, *reply]])
         logits = self._weights.sampling_module(request.policy)(ids).logits[0, -len(reply) - 1 : -1]

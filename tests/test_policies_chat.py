@@ -264,6 +264,6 @@ def test_a_call_is_written_back_in_the_native_form(name: str) -> None:
     """What `test_native_calls_of_tools_are_read` reads is what the template writes."""
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = (TEMPLATES / f"{name}.jinja").read_text()
-    shown = tokenizer.decode(list(Chat(tokenizer, (0,)).prompt_ids(conversation("a text"))))
+    shown = str(tokenizer.decode(list(Chat(tokenizer, (0,)).prompt_ids(conversation("a text")))))
     rewrite = {"gemma4": from_gemma, "gptoss": from_harmony}[name]
     assert ("add", {"a": 1, "b": "a text"}) in read_calls(rewrite(shown))[1]

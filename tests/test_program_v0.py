@@ -144,6 +144,8 @@ def test_a_program_trains_the_adapters_of_the_environment_that_it_plays(
         )
         files = sorted(run.glob("adapters/*/adapter_model.safetensors"))
         assert len(files) == 2
+        steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        assert any("time/replay" in step for step in steps) == path.endswith("program:env")
         digests.append([hashlib.sha256(file.read_bytes()).hexdigest() for file in files])
     assert digests[0] == digests[1]
 
@@ -153,13 +155,14 @@ def test_a_program_trains_the_adapters_of_the_environment_that_it_plays(
 
 def test_only_a_second_reply_to_a_state_runs_the_program_again() -> None:
     env = started(relay)
-    assert not env.replays
+    assert env.replays.runs == 0
     twins = env.branch(["a", "b", "c"])
-    assert env.replays == {"runs": 2}
+    assert (env.replays.runs, env.replays.calls) == (2, 0)
     assert [twin.text_for("reader_0") for twin in twins] == ["read a", "read b", "read c"]
     ends = [right for twin in twins for right in twin.branch(["4", "5"])]
     assert [end.rewards["reader_0"] for end in ends] == [1.0, 0.0] * 3
-    assert env.replays == {"runs": 5, "calls": 3}
+    assert (env.replays.runs, env.replays.calls) == (5, 3)
+    assert env.replays.seconds > 0
 
 
 def test_a_snapshot_travels_to_another_process_and_goes_on_there() -> None:
