@@ -64,8 +64,9 @@ test-benchmarks: setup ## Run longer commands of benchmarks/ with their smallest
 test-browser: setup ## Run the tests of the viewer in Chromium (they are skipped where there is none)
 	$(PYTEST) -m browser $(ARGS)
 
-test-clients: setup ## Ask a server with openai, LiteLLM, inspect-ai and lm-eval, from an environment of their own (1 GB)
+test-clients: setup ## Ask a server with clients, and train programs of agent frameworks, from environments of their own (1 GB)
 	@PYTHON=$(BIN)/python bash .ci/clients
+	@PYTHON=$(BIN)/python bash .ci/frameworks
 	$(PYTEST) -m clients $(ARGS)
 
 test-elsewhere: setup ## Play our environments with verifiers and OpenEnv, from environments of their own (0.5 GB)

@@ -10,8 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
+from pettingllms.envs.thinking import without_thought
+from pettingllms.envs.tool_calls import read_calls
 from pettingllms.errors import ConfigError
 from pettingllms.policies.chat import Chat, end_of_turn_ids
+from pettingllms.policies.native_calls import GEMMA_MARKS, from_gemma, from_harmony
 from pettingllms.types import Conversation
 from tests.tiny_lm import tiny_model, tiny_tokenizer
 
@@ -214,3 +217,53 @@ def test_tools_are_refused_where_a_template_has_no_place_for_them() -> None:
     tokenizer = tiny_tokenizer()
     with pytest.raises(ConfigError, match="no place for tools"):
         Chat(tokenizer, (0,)).prompt_ids(conversation("a text"))
+
+
+GEMMA = '<|tool_call>call:add{a:2,b:<|"|>a "b", {c:</tool_call><|"|>,c:{d:[true,null]}}<tool_call|>'
+FOR_GEMMA = {"a": 2, "b": 'a "b", {c:</tool_call>', "c": {"d": [True, None]}}
+THOUGHT = "<|channel|>analysis<|message|>4?<|end|><|start|>assistant"
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "arguments"),
+    [
+        ("gemma4", f"So. {GEMMA}", [FOR_GEMMA]),
+        ("gemma4", GEMMA * 2, [FOR_GEMMA] * 2),
+        ("gemma4", "<|tool_call>call:add{}<tool_call|>", [{}]),
+        ("gemma4", "<|tool_call>call:add{a:<tool_call|>", []),
+        ("gemma4", f"<|tool_call>call:add{{a:{'[' * 3000}}}<tool_call|>", []),
+        (
+            "gptoss",
+            THOUGHT
+            + '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 2}<|call|>',
+            [{"a": 2}],
+        ),
+        (
+            "gptoss",
+            THOUGHT + ' to=functions.add<|channel|>commentary json<|message|>{"a": "<b>"}<|call|>',
+            [{"a": "<b>"}],
+        ),
+        ("gptoss", ' to=functions.add<|channel|>commentary json<|message|>{"a": 2}', [{"a": 2}]),
+        ("gptoss", "<|channel|>commentary to=functions.add json<|message|>{a}<|call|>", []),
+        ("gptoss", f"<|channel|>commentary to=functions.add<|message|>{'[' * 3000}", []),
+    ],
+)
+def test_native_calls_of_tools_are_read(name: str, written: str, arguments: list[Any]) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = (TEMPLATES / f"{name}.jinja").read_text()
+    more = {"gemma4": GEMMA_MARKS, "gptoss": ("<|constrain|>", "<|call|>", "<|return|>")}[name]
+    tokenizer.add_tokens([AddedToken(mark, special=True) for mark in (*MARKS[name], *more)])
+    chat = Chat(tokenizer, (0,))
+    said = without_thought(chat.reply(chat.decode(tokenizer.encode(written))))
+    assert said is not None
+    assert read_calls(said)[1] == [("add", expected) for expected in arguments]
+
+
+@pytest.mark.parametrize("name", ["gemma4", "gptoss"])
+def test_a_call_is_written_back_in_the_native_form(name: str) -> None:
+    """What `test_native_calls_of_tools_are_read` reads is what the template writes."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = (TEMPLATES / f"{name}.jinja").read_text()
+    shown = str(tokenizer.decode(list(Chat(tokenizer, (0,)).prompt_ids(conversation("a text")))))
+    rewrite = {"gemma4": from_gemma, "gptoss": from_harmony}[name]
+    assert ("add", {"a": 1, "b": "a text"}) in read_calls(rewrite(shown))[1]

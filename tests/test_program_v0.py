@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from openai import OpenAI
 
 import pettingllms as pl
 from pettingllms.envs import check_env
@@ -144,6 +145,8 @@ def test_a_program_trains_the_adapters_of_the_environment_that_it_plays(
         )
         files = sorted(run.glob("adapters/*/adapter_model.safetensors"))
         assert len(files) == 2
+        steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        assert any("time/replay" in step for step in steps) == path.endswith("program:env")
         digests.append([hashlib.sha256(file.read_bytes()).hexdigest() for file in files])
     assert digests[0] == digests[1]
 
@@ -153,13 +156,14 @@ def test_a_program_trains_the_adapters_of_the_environment_that_it_plays(
 
 def test_only_a_second_reply_to_a_state_runs_the_program_again() -> None:
     env = started(relay)
-    assert not env.replays
+    assert env.replays.runs == 0
     twins = env.branch(["a", "b", "c"])
-    assert env.replays == {"runs": 2}
+    assert (env.replays.runs, env.replays.calls) == (2, 0)
     assert [twin.text_for("reader_0") for twin in twins] == ["read a", "read b", "read c"]
     ends = [right for twin in twins for right in twin.branch(["4", "5"])]
     assert [end.rewards["reader_0"] for end in ends] == [1.0, 0.0] * 3
-    assert env.replays == {"runs": 5, "calls": 3}
+    assert (env.replays.runs, env.replays.calls) == (5, 3)
+    assert env.replays.seconds > 0
 
 
 def test_a_snapshot_travels_to_another_process_and_goes_on_there() -> None:
@@ -333,6 +337,7 @@ def test_what_is_no_reward_is_refused(result: Any, why: str) -> None:
             "'logprobs' is not supported",
         ),
         ({"role": "writer", "messages": user("?"), "n": 2}, "n=2 is not supported"),
+        ({"role": "writer", "messages": user("?"), "tools": [{}]}, "tools must be a list"),
         ({"role": "writer", "messages": []}, "messages are missing"),
         ({"role": "writer", "messages": [{"role": "king", "content": "?"}]}, "'king'"),
         (
@@ -396,7 +401,7 @@ def test_runs_that_are_forgotten_leave_no_thread() -> None:
 @pytest.mark.parametrize(
     ("path", "body", "status"),
     [
-        ("/responses", {}, 404),
+        ("/embeddings", {}, 404),
         ("/chat/completions", "no object", 400),
         ("/pay", {"tea": 1}, 400),
         ("..x/v1/models", None, 410),
@@ -448,6 +453,54 @@ def test_a_conversation_with_tools_is_shown_and_its_calls_are_answered() -> None
         "tool",
     ]
     assert played(env, "5").rewards["writer_0"] == 1.0
+
+
+def test_responses_are_the_same_decisions_as_chat_completions() -> None:
+    tool = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": True}
+
+    def solve(task: int, base_url: str) -> float:
+        ask = OpenAI(base_url=base_url, api_key="local").responses.create
+        items: list[Any] = user("2 + 3?")
+        settings: Any = {"model": "writer", "instructions": "You add.", "tools": [tool]}
+        first = ask(input=items, max_output_tokens=9, reasoning={"effort": "low"}, **settings)
+        items += [item.model_dump() for item in first.output]
+        call: Any = first.output[-1]
+        result = str(sum(json.loads(call.arguments).values()))
+        items += [{"type": "function_call_output", "call_id": call.call_id, "output": result}]
+        return float(ask(input=items, **settings).output_text == "5")
+
+    env = started(solve)
+    assert env.text_for("writer_0") == "[tools] add\n\n[system] You add.\n\n[user] 2 + 3?"
+    call = 'I add. <tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>'
+    env = env.branch([call, call])[1]
+    assert [message["role"] for message in env.text_for("writer_0").messages] == [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+    ]
+    assert env.text_for("writer_0").messages[2]["content"] == "I add."
+    assert played(env, "5").rewards["writer_0"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ({"stream": True}, "'stream of a response' is not supported"),
+        ({"previous_response_id": "resp_1"}, "'previous_response_id' is not supported"),
+        ({"tools": [{"type": "web_search"}]}, "tools must be a list of functions"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "'item_reference'"),
+        ({"input": None}, "messages are missing"),
+    ],
+)
+def test_what_responses_have_alone_is_refused_by_name(body: Any, why: str) -> None:
+    def solve(task: int, base_url: str) -> float:
+        with contextlib.suppress(Answered):
+            sent(f"{base_url}/responses", {"model": "writer", "input": "?", **body})
+        return 1.0
+
+    with pytest.raises(ConfigError, match=why):
+        started(solve)
 
 
 def test_a_stream_has_the_reply_in_one_piece() -> None:

@@ -40,6 +40,7 @@ RUN = [
     "reading --dry-run --minutes 0 --only read relay",
     "relay",
     "search_speed --passages 30 --words 12 --queries 2",
+    "programs --rounds 2 --waiting 4",
     "boards --rounds 1 --calls 1",
     "soak --runs 5",
     "blind",

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pettingllms.policies.chat import Chat
+from pettingllms.samplers.base import SamplingParams
 from pettingllms.samplers.continuous import Token
 from pettingllms.serving.choices import Choice, Stops, TextStream
+from pettingllms.serving.requests import MESSAGES, CompletionRequest
+from pettingllms.serving.wire import Writer
 from tests.tiny_lm import tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
@@ -81,3 +85,19 @@ def test_an_end_token_has_no_text_and_a_stop_string_wins_over_what_follows():
     plain.push(Token(0, 70, 0.0, (), None))
     plain.push(Token(0, 2, 0.0, (), "stop"))
     assert (plain.text, plain.finish) == (TOKENIZER.decode([70]), "stop")
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "<|tool_call>call:add{a:2}<tool_call|>",
+        '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 2}',
+    ],
+)
+def test_native_calls_of_tools_are_answered_as_calls(written: str) -> None:
+    wanted = CompletionRequest("coder", MESSAGES, ((1,),), 1, SamplingParams(8), 0, tools=True)
+    choice = Choice(TextStream(CHAT.decode), Stops(()), frozenset(), text=written)
+    [answered] = Writer(wanted, CHAT).whole([choice], {})["choices"]
+    assert answered["finish_reason"] == "tool_calls"
+    [call] = answered["message"]["tool_calls"]
+    assert call["function"] == {"name": "add", "arguments": '{"a": 2}'}

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Protocol
 
+from pettingllms.envs.program_responses import chat_body, response
 from pettingllms.envs.tool_calls import read_calls
 from pettingllms.errors import did_you_mean
 from pettingllms.types import Conversation
@@ -89,7 +90,7 @@ class ChatCall:
         if not isinstance(body, Mapping):
             raise NotServed(400, "the body is no JSON object")
         parameters = {
-            name: value for name, value in body.items() if value not in (None, [], {}, "")
+            name: value for name, value in body.items() if value not in (None, False, [], {}, "")
         }
         for name in parameters:
             if name in _IGNORED:
@@ -109,6 +110,9 @@ class ChatCall:
             )
         request = {name: parameters[name] for name in _DECISION if name in parameters}
         request["messages"] = messages_of(request.get("messages"))
+        tools = request.get("tools", [])
+        if not isinstance(tools, list) or not all(map(_is_function, tools)):
+            raise NotServed(400, "tools must be a list of functions, with names")
         text = json.dumps([role, request], sort_keys=True)
         return cls(role, request, hashlib.blake2b(text.encode(), digest_size=16).hexdigest())
 
@@ -122,6 +126,11 @@ class ChatCall:
             names = ", ".join(str(tool["function"].get("name")) for tool in tools)
             parts.insert(0, f"[tools] {names}")
         return Conversation("\n\n".join(parts), messages, tools)
+
+
+def _is_function(tool: Any) -> bool:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    return isinstance(function, Mapping) and isinstance(function.get("name"), str)
 
 
 def messages_of(given: Any) -> list[dict[str, Any]]:
@@ -346,10 +355,13 @@ class _Handler(BaseHTTPRequestHandler):
         if (method, route) == ("POST", "pay"):
             run.pay(**_payment(body))
             return {}
+        if (method, route) == ("POST", "responses"):
+            return response(run.ask(chat_body(body), lambda: _left(self.connection)))
         if (method, route) != ("POST", "chat/completions"):
             raise NotServed(
                 404,
-                f"{method} /{route} is not served here: POST /chat/completions is, GET /models, POST /pay",
+                f"{method} /{route} is not served here: POST /chat/completions and /responses are, "
+                "GET /models, POST /pay",
             )
         reply = run.ask(body, lambda: _left(self.connection))
         asked: Mapping[str, Any] = body or {}

@@ -29,6 +29,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -50,6 +51,7 @@ from pettingllms.types import role_of
 
 _MOST_CALLS_SEEN = 64
 """Of the first task, played with empty replies to see which roles there are."""
+_COUNTING = threading.Lock()  # not of each environment, which is pickled
 _log = logging.getLogger(__name__)
 
 
@@ -82,6 +84,21 @@ class ProgramState:
     """In the order in which they are decided."""
     success: bool = False
     run: _Waits = field(default_factory=_Waits, compare=False, repr=False)
+
+
+class Replays:
+    """How often a program was run again, which threads count side by side."""
+
+    def __init__(self) -> None:
+        self.runs = self.calls = 0
+        self.seconds = 0.0
+        """Until the programs were where they had been; of runs side by side, the sum."""
+
+    def count(self, calls: int, seconds: float) -> None:
+        """Counts a run in which so many calls were answered from the record."""
+        with _COUNTING:
+            self.runs, self.calls = self.runs + 1, self.calls + calls
+            self.seconds += seconds
 
 
 class raw_env(TextEnv):
@@ -143,8 +160,8 @@ class raw_env(TextEnv):
         late = {"outcome": "late"} if pays == "late" else {}
         self.metadata = {**self.metadata, **late}
         self._replay = replay
-        self.replays: Counter[str] = Counter()
-        """How often the program was run again, and the calls that were answered in it; shared by copies."""
+        self.replays = Replays()
+        """Shared by copies."""
         self._failures: Counter[str] = Counter()
         super().__init__(roles=self.asked, **kwargs)
 
@@ -192,7 +209,7 @@ class raw_env(TextEnv):
             raise ConfigError(
                 f"{self} has replay=False and cannot be copied; train on whole episodes, --method grpo"
             )
-        self.replays += Counter(runs=1, calls=len(state.replies))
+        began = time.perf_counter()
         run = ProgramRun(
             self._program,
             self._task(state.seed),
@@ -202,6 +219,7 @@ class raw_env(TextEnv):
             state.waiting,
         )
         self._settle(run)
+        self.replays.count(len(state.replies), time.perf_counter() - began)
         return run
 
     def _settle(self, run: ProgramRun) -> None:

@@ -17,6 +17,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from pettingllms.errors import ConfigError
+from pettingllms.policies.native_calls import GEMMA_MARKS, from_gemma, from_harmony
 from pettingllms.types import TOOL_CALL, Conversation
 
 _THOUGHT = ("<think>", "</think>")
@@ -81,7 +82,7 @@ class Chat:
             for number, token in tokenizer.added_tokens_decoder.items()
             if token.special
             and (
-                str(token) in (*self.thought, *TOOL_CALL)
+                str(token) in (*self.thought, *TOOL_CALL, *GEMMA_MARKS)
                 or (self._channels and _HARMONY.match(str(token)))
             )
         }
@@ -191,7 +192,11 @@ class Chat:
         return "".join([*texts, self._text(ids[first:])])
 
     def reply(self, text: str) -> str:
-        """A decoded completion as environments read it: thoughts in `<think>`, the template's, too."""
+        """A decoded completion as environments read it: thoughts in `<think>`, calls in `<tool_call>`."""
+        if self._channels:
+            text = from_harmony(text)
+        elif GEMMA_MARKS[0] in str(self.tokenizer.chat_template):
+            text = from_gemma(text)
         if self.opens_thought:
             text = f"{self.thought[0]}{text}"
         for tag, common in zip(self.thought, _THOUGHT, strict=True):

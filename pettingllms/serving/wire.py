@@ -12,6 +12,7 @@ from typing import Any
 
 from pettingllms.envs.program_calls import message_of
 from pettingllms.policies.chat import Chat
+from pettingllms.policies.native_calls import from_gemma, from_harmony
 from pettingllms.samplers.continuous import Token
 from pettingllms.serving.choices import Choice
 from pettingllms.serving.completing import Piece
@@ -151,7 +152,10 @@ class Writer:
         prompt = number // self._wanted.n
         finish = choice.finish or "length"
         if self._messages:
-            message = message_of(choice.text, uuid.uuid4().hex[:16], tools=self._wanted.tools)
+            text = choice.text
+            if self._wanted.tools:
+                text = from_gemma(from_harmony(text))
+            message = message_of(text, uuid.uuid4().hex[:16], tools=self._wanted.tools)
             finish = "tool_calls" if "tool_calls" in message else finish
             content: dict[str, Any] = {"message": message}
             logprobs = self._logprobs(number, choice.tokens)

@@ -14,7 +14,8 @@ Of each policy's update, as `<policy>/<name>`: `loss`, `grad_norm` (before clipp
 same tokens and weights), `sampling/kl` (of the trainer from the sampler, nats a token; a sampler that differs is seen here).
 
 Of time: `time/sample`, `time/score` (environment and sandbox), `time/update`, `time/step` in seconds and
-`tokens_per_second` (generated, over the whole step).
+`tokens_per_second` (generated, over the whole step). Of programs `time/replay`, which is in `time/score`: the sum over
+replays, of which several run side by side; absent with `--workers`.
 """
 
 from __future__ import annotations
@@ -49,7 +50,11 @@ class Clock:
         try:
             yield
         finally:
-            self._spent[part] += time.perf_counter() - started
+            self.add(part, time.perf_counter() - started)
+
+    def add(self, part: str, seconds: float) -> None:
+        """Add seconds that were measured elsewhere to `part`."""
+        self._spent[part] += seconds
 
     def metrics(self, tokens: int) -> dict[str, float]:
         """Seconds by part, and tokens a second of the `tokens` that were generated."""

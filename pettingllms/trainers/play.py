@@ -66,6 +66,8 @@ class Player:
             env = clone_env(env)
             inner: Any = env.unwrapped
             inner.trainer_state = SimpleNamespace(global_step=step, max_steps=config.max_steps)
+        replays = getattr(env.unwrapped, "replays", None)  # of a program
+        replayed = 0.0 if replays is None else replays.seconds
         shard = config.tasks_per_shard
         with ThreadPoolExecutor(config.scoring_threads) as pool:
             engine = RolloutEngine(
@@ -83,6 +85,8 @@ class Player:
                 timed=clock.time,
             )
             trajectories = engine.run(tasks)
+        if replays is not None:
+            clock.add("replay", replays.seconds - replayed)
         return trajectories
 
 
