@@ -258,10 +258,6 @@ class BoardEnv(TeamEnv):
         """Parses the answer to a small prompt; raises for no text whatsoever."""
         return small_text.moves(text)
 
-    def _in_color(self, board: str) -> str:
-        """The board for a terminal that shows colors."""
-        return board
-
     # ------------------------------------------------------------- what they share
 
     def _start(self, seed: int, options: dict[str, Any]) -> BoardState:
@@ -423,9 +419,6 @@ class BoardEnv(TeamEnv):
 
     def _view(self, state: BoardState) -> str:
         return self._board(state.level, state.position)
-
-    def _colored_view(self, state: BoardState) -> str:
-        return self._in_color(self._view(state))
 
 
 def _output(result: RunResult) -> str | ParseError:

@@ -85,7 +85,6 @@ from pettingllms.envs.math_text import (
     full_prompt,
     parse_reply,
     printed_answer,
-    role_of,
     shown_message,
     small_prompt,
 )
@@ -95,6 +94,7 @@ from pettingllms.envs.team_env import FORMAT_PENALTY, Agents, Scores, TeamArgume
 from pettingllms.errors import ConfigError
 from pettingllms.grading import same
 from pettingllms.sandbox import Case, Limits, RunResult
+from pettingllms.types import role_of
 
 TOPOLOGIES = ("mesh", "star", "chain")
 MOST_AGENTS = 7

@@ -56,7 +56,6 @@ from pettingllms.errors import ConfigError
 
 MOST_WALLS = 0.6
 
-_COLORS = {"#": "\x1b[2m#\x1b[0m", "G": "\x1b[31mG\x1b[0m", "@": "\x1b[34m@\x1b[0m"}
 
 Moves = tuple[str, ...]
 NEAR, FAR = 5, 10
@@ -248,9 +247,6 @@ class raw_env(BoardEnv):
         }
         rows = self._board(state.level, state.position).split("\n")
         return rendering.draw([[shown[mark] for mark in row] for row in rows])
-
-    def _in_color(self, board: str) -> str:
-        return "".join(_COLORS.get(mark, mark) for mark in board)
 
 
 def _name(level: Grid, cell: int) -> str:

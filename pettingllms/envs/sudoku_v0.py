@@ -384,14 +384,6 @@ class raw_env(BoardEnv):
     def _coordinates(self, level: Puzzle, position: Grid) -> str:
         return coordinates(level, position)
 
-    def _colored_view(self, state: BoardState) -> str:
-        width = len(str(state.level.size))
-        cells = [
-            f"{value or '.':>{width}}" if value == clue else f"\x1b[34m{value:>{width}}\x1b[0m"
-            for value, clue in zip(state.position, state.level.clues, strict=True)
-        ]
-        return ruled(cells, state.level.size, width)
-
     def _picture(self, state: BoardState) -> Picture:
         size = state.level.size
         shown = [
