@@ -502,6 +502,13 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
 TextEnv.__signature__ = arguments.signature(TextEnv)
 
 
+def metadata_of(name: str, *pictures: str, **more: Any) -> dict[str, Any]:
+    """Returns PettingZoo's metadata of an environment that renders text, and `pictures` (rgb_array)."""
+    modes = ["ansi", "human", *pictures]
+    facts = {"name": name, "render_modes": modes, "is_parallelizable": False, "render_fps": 1}
+    return facts | more
+
+
 def _refuse_taken(kind: type, taken: Collection[str]) -> None:
     """Refuses names of a subclass that `TextEnv` would overwrite, or that would shadow its own.
 

@@ -69,6 +69,7 @@ from pettingllms.data.sokoban import (
 )
 from pettingllms.data.splits import Split
 from pettingllms.envs import arguments, rendering, small_text
+from pettingllms.envs.base import metadata_of
 from pettingllms.envs.boards import (
     WORST,
     AnswerResult,
@@ -130,12 +131,7 @@ class raw_env(BoardEnv):
         UnknownNameError: no data set, file or folder is called `dataset`.
     """
 
-    metadata: dict[str, Any] = {  # noqa: RUF012 - PettingZoo's class attribute
-        "name": "sokoban_v0",
-        "render_modes": ["ansi", "human", "rgb_array"],
-        "is_parallelizable": False,
-        "render_fps": 1,
-    }
+    metadata = metadata_of("sokoban_v0", "rgb_array")
     reset_options: ClassVar[tuple[str, ...]] = ("level",)
     smollm2: ClassVar[Mapping[str, Any]] = {"prompt": "small", "size": 5, "pushes": (1, 2)}
     word: ClassVar[str] = "sokoban"
