@@ -296,17 +296,7 @@ class BoardEnv(TeamEnv):
         # The planner reads the proposal as it was understood, not as it was written: a reply
         # may hold anything, also text meant to steer the planner.
         written = self._format_answer(state.level, state.position, answer)
-        # Spelled out: `replace` takes longer, and every readable candidate comes through here.
-        after = BoardState(
-            level=state.level,
-            position=state.position,
-            nearness=state.nearness,
-            proposed=nearness,
-            solved=state.solved,
-            id=state.id,
-            proposal=written,
-            history=state.history,
-        )
+        after = replace(state, proposed=nearness, proposal=written)
         return self._outcome(after, "tool", result, gain=self._tool_gain(state, nearness))
 
     def _decide(self, state: BoardState, text: str | ParseError) -> Outcome:
@@ -318,13 +308,12 @@ class BoardEnv(TeamEnv):
         result = self._apply(state.level, state.position, answer)
         written = self._format_answer(state.level, state.position, answer)
         turn = Turn(state.proposal, written, result.note)
-        after = BoardState(
-            level=state.level,
+        after = replace(
+            state,
             position=result.position,
             nearness=self._nearness(state, result),
-            proposed=state.proposed,
             solved=result.solved,
-            id=state.id,
+            proposal=None,
             history=(*state.history, turn),
         )
         gain = 0.0 if self.rewards_scheme == "sparse" else after.nearness - state.nearness

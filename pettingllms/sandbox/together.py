@@ -341,14 +341,16 @@ class Gatherer:
         Raises:
             SandboxUnavailable: as `Sandbox.run`.
         """
-        request, output = _Request(programs, cases, limits), None
-        while output is None:
-            self._waiting.append(request)
-            # Ctrl-C interrupts the main thread anywhere, so that callers only wait.
-            threading.Thread(target=self._run, args=(sandbox, request), daemon=True).start()
-            output = request.output.result()
+        request = _Request(programs, cases, limits)
+        while (output := self._output(sandbox, request)) is None:
             request = replace(request, alone=True, output=Future())
         return output
+
+    def _output(self, sandbox: Sandbox, request: _Request) -> Output | None:
+        self._waiting.append(request)
+        # Ctrl-C interrupts the main thread anywhere, so that callers only wait.
+        threading.Thread(target=self._run, args=(sandbox, request), daemon=True).start()
+        return request.output.result()
 
     def _run(self, sandbox: Sandbox, request: _Request) -> None:
         """Runs a request, and others with it, unless it ran with another one."""
