@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 import random
-import sys
 from typing import Any
 
 import numpy as np
@@ -522,20 +521,6 @@ def test_human_writes_the_view_to_stdout(capsys):
 def test_render_without_a_mode_warns_as_pettingzoo_does():
     with pytest.warns(UserWarning, match="without specifying any render mode"):
         assert started().render() is None
-
-
-def test_the_state_is_the_whole_state_as_text_on_a_terminal_too(monkeypatch):
-    class Colored(toy_env.raw_env):
-        def _colored_view(self, state):
-            return f"\x1b[31m{self._view(state)}\x1b[0m"
-
-    env = Colored(render_mode="ansi")
-    env.reset(seed=1, options={"secret": 3})
-    env.step("7")
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    assert env.state() == "secret 3: 7"
-    assert env.state() in env.state_space
-    assert env.render() == "\x1b[31msecret 3: 7\x1b[0m"
 
 
 # Exact copies.

@@ -8,7 +8,6 @@ import pytest
 
 from benchmarks.priming import coding_parts, plan_path_parts
 from pettingllms.data import chains, coding, grammar
-from pettingllms.data.chains import CHANGE, COMBINE, KEEP, REPORT
 from pettingllms.data.splits import SPLITS
 from pettingllms.envs import coding_runs, coding_v0
 from pettingllms.envs.coding_text import parse_program, parse_tests
@@ -55,16 +54,6 @@ def test_a_generated_task_has_the_steps_and_the_split_that_were_asked_for(split,
     for family in FAMILIES:
         chain = chains.draw(rng, family, steps, split)
         assert (len(chain.links), chain.split) == (steps, split)
-
-
-def test_a_chain_of_three_steps_has_the_split_of_the_composition_that_computes_the_same():
-    for split in SPLITS:
-        for composition in grammar.COMPOSITIONS[split][::25]:
-            stages = (COMBINE, CHANGE, CHANGE)
-            if composition.family.parameters == 1:
-                stages = (KEEP, CHANGE, REPORT)
-            links = tuple(map(chains.Link, stages, composition.parts))
-            assert chains.Chain(composition.family, links).split == split
 
 
 @pytest.mark.parametrize("steps", [(1, 3), (3, 7), (4, 3), (3,)])

@@ -9,7 +9,7 @@ import pytest
 
 from pettingllms.data import coding, grammar
 from pettingllms.data.asserts import Test as Pair
-from pettingllms.data.grammar import COMPOSITIONS, FAMILIES, Composition
+from pettingllms.data.grammar import COMPOSITIONS, FAMILIES, composed
 from pettingllms.data.splits import SPLITS
 from pettingllms.envs import coding_runs
 from pettingllms.sandbox import Case, Limits, open_sandbox
@@ -35,7 +35,7 @@ def covering(family):
     """A few compositions with every part of the family in one of them."""
     longest = max(map(len, family.stages))
     chosen = [cycle(stage) for stage in family.stages]
-    return [Composition(family, tuple(map(next, chosen))) for _ in range(longest)]
+    return [composed(family, tuple(map(next, chosen))) for _ in range(longest)]
 
 
 @families

@@ -232,7 +232,7 @@ os.kill(os.getpid(), 9)
 def test_left_overs_are_removed_and_only_those_of_the_dead(engine: Any, own: DockerSandbox):
     living = container(own)
     dead = docker.owner_mark().split(":")
-    dead[3:] = ["999999999", "1"]
+    dead[2:] = ["999999999", "1"]
     with contextlib.closing(engine()) as client:
         made = {
             owner: client.api.create_container(

@@ -8,7 +8,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -64,18 +64,22 @@ def outputs(sandbox: Sandbox, text: str, limits: Limits = LIMITS) -> list[str]:
     return [run.stdout if run.status == "ok" else run.status for run in row]
 
 
-def let_go_once_waiting(gate: Gate, others: int) -> None:
-    """Opens the gate once one process waits there, and so many threads wait for its end."""
-    assert eventually(lambda: gate.calls == 1 and len(_GATHERERS[gate]._waiting) == others)
+def submitted(
+    gate: Gate, texts: Sequence[str], limits: Sequence[Limits]
+) -> list[Future[list[str]]]:
+    """Runs every text on its own thread: one process waits at the gate, and the others for its end."""
+    pool, (first, *others) = ThreadPoolExecutor(len(texts)), zip(texts, limits, strict=True)
+    futures = [pool.submit(outputs, gate, *first)]
+    assert eventually(lambda: gate.calls == 1)
+    futures += [pool.submit(outputs, gate, *other) for other in others]
+    assert eventually(lambda: len(_GATHERERS[gate]._waiting) == len(others))
     gate.let_go()
+    pool.shutdown()
+    return futures
 
 
 def at_once(gate: Gate, texts: Sequence[str], limits: Sequence[Limits]) -> list[list[str]]:
-    """Runs every text on a thread of its own; all wait before the first process begins."""
-    with ThreadPoolExecutor(len(texts)) as pool:
-        asked = [pool.submit(outputs, gate, *each) for each in zip(texts, limits, strict=True)]
-        let_go_once_waiting(gate, len(texts) - 1)
-        return [future.result(60) for future in asked]
+    return [future.result(60) for future in submitted(gate, texts, limits)]
 
 
 def test_programs_of_threads_that_wait_share_a_process(gate) -> None:
@@ -119,10 +123,8 @@ def test_an_interrupt_of_one_thread_leaves_the_others_their_results(gate) -> Non
         return found
 
     gate.run = interrupted
-    with ThreadPoolExecutor(6) as pool:
-        asked = [pool.submit(outputs, gate, program(n)) for n in range(6)]
-        let_go_once_waiting(gate, 5)
-        ends = [(future.exception(60), n) for n, future in enumerate(asked)]
+    asked = submitted(gate, [program(n) for n in range(6)], [LIMITS] * 6)
+    ends = [(future.exception(60), n) for n, future in enumerate(asked)]
     assert [type(error) for error, _ in ends if error] == [KeyboardInterrupt]
     for error, n in ends:
         assert error is not None or asked[n].result() == [f"{3 * n}\n", f"{4 * n}\n"]
@@ -146,7 +148,7 @@ class Answering:
     """A sandbox without processes."""
 
     def run(self, *_: object, **__: object) -> list[list[RunResult]]:
-        said = b"[[1, 0, 0, 0.0], [1, 0, 0, 0.0]]\n12"
+        said = b'[["1", "", "", 0.0], ["2", "", "", 0.0]]\n'
         return [[RunResult("ok", said, b"", 0, 0.0, 0.0, 1.0, "none")]]
 
 

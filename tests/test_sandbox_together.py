@@ -232,7 +232,9 @@ def test_a_program_that_does_not_compile_costs_one_process(sandbox) -> None:
         '{"a": 1}\n',
         "no JSON\n",
         "null\n",
-        "[[0, 0, 0, NaN]]\n",
+        '[["", "", "", NaN]]\n',
+        '[["", "", 1, 0.0]]\n',
+        '[["\u0100", "", "", 0.0]]\n',
         f"[[{10**30}, 0, 0, 0]]\n",
     ],
 )

@@ -419,13 +419,6 @@ def test_the_board_has_lines_between_its_boxes():
     assert len({len(line) for line in lines}) == 1
 
 
-def test_numbers_written_are_coloured_in_a_terminal(monkeypatch):
-    env = single(render_mode="ansi")
-    play(env, "[a3=4]")
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    assert env.render().startswith("1 2 | \x1b[34m4\x1b[0m .\n")
-
-
 def test_the_picture_shows_clues_and_numbers_written_apart():
     env = single(render_mode="rgb_array")
     before = env.render()

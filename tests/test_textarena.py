@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from pettingzoo.test.api_test import api_test
 from pettingzoo.test.seed_test import seed_test
 
+from pettingllms.contrib.games.generators import private, seeded
 from pettingllms.contrib.games.textarena_v0 import Eliminated, env
 from pettingllms.envs import check_env, clone_env, load_env, next_agent
 from pettingllms.envs.check import canonical, continued, scripted, view
-from pettingllms.envs.generators import private, seeded
 from pettingllms.errors import ConfigError, UnknownNameError
 
 pytestmark = [

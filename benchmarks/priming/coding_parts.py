@@ -14,8 +14,7 @@ from benchmarks.priming import coding
 from benchmarks.priming.coding import fenced
 from benchmarks.priming.example import Demo
 from pettingllms.data import chains, grammar
-from pettingllms.data.chains import CHANGE, KEEP, Chain
-from pettingllms.data.grammar import input_text, output_text
+from pettingllms.data.grammar import CHANGE, KEEP, Composition, input_text, output_text
 from pettingllms.envs.coding_text import Attempt, Disagreement, compact_prompt
 
 SINGLE = 0.3
@@ -54,13 +53,13 @@ def demo(rng: random.Random, habit: float = 0.0) -> Demo:  # noqa: ARG001 - it h
     return Demo(prompt, "\n".join([working(chain, values, short=rng.random() < SHORT), *blocks]))
 
 
-def draw(rng: random.Random) -> Chain:
+def draw(rng: random.Random) -> Composition:
     """A chain of one or two steps of the training split."""
     name = chains.pick(rng, list(chains.FAMILIES))
     return chains.draw(rng, name, 1 if rng.random() < SINGLE else 2, "train")
 
 
-def working(chain: Chain, values: list[Any], *, short: bool) -> str:
+def working(chain: Composition, values: list[Any], *, short: bool) -> str:
     """The steps from the input to the result; `short`: of arithmetic without the last."""
     if chain.arithmetic:
         found = [f"so {value}" for value in chain.values(*values)]
@@ -83,7 +82,7 @@ def working(chain: Chain, values: list[Any], *, short: bool) -> str:
     return " ".join(map(str, words))
 
 
-def past(chain: Chain, rng: random.Random, *, function: bool) -> tuple[Attempt, ...]:
+def past(chain: Composition, rng: random.Random, *, function: bool) -> tuple[Attempt, ...]:
     """One to three earlier turns in which program and tester disagreed; wrong programs differ in a part."""
     attempts = []
     others = [other for other in chain.neighbours() if other.split == "train"] or [chain]

@@ -6,7 +6,7 @@ Boards stand between blank lines or lines `; name`: rows of Sokoban's `#`, `.`, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,30 +129,21 @@ def _has_goal(row: Row) -> bool:
     return any("G" in line for line in row.get("board", ()))
 
 
-# A board is its own answer: two that are equal are one task.
-def _nothing(_: object) -> Hashable:
-    return None
-
-
 LEVEL_FILES: Kind[TextBoard] = Kind(
     name="sokoban",
-    schemas={"boxoban": Schema("text files of levels", {"board"}.issubset, _sokoban)},
-    own="",
+    schemas={"boxoban": Schema("board", _sokoban)},
     endings=LEVELS,
     text=lambda level: level.board,
     key=lambda level: level.board,
-    answer=_nothing,
     prose=False,
     split_of=_level_split,
 )
 GRID_FILES: Kind[TextBoard] = Kind(
     name="plan_path",
-    schemas={"grids": Schema("text files of grids", _has_goal, _plan_path)},
-    own="",
+    schemas={"grids": Schema("text files of grids", _plan_path, _has_goal)},
     endings=LEVELS,
     text=lambda grid: grid.board,
     key=lambda grid: grid.board,
-    answer=_nothing,
     prose=False,
     split_of=_grid_split,
 )

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from pettingllms.data import chains, grammar
 from pettingllms.data.asserts import Test
-from pettingllms.data.chains import Chain
 from pettingllms.data.grammar import Composition
 from pettingllms.data.splits import Split
 
@@ -54,7 +53,7 @@ def generate(
 
 
 def from_composition(
-    composition: Composition | Chain, rng: random.Random, *, function: bool, id: str
+    composition: Composition, rng: random.Random, *, function: bool, id: str
 ) -> CodingTask:
     """Makes a task of one composition; draws phrasing, tests and mutants from `rng`."""
     inputs = [

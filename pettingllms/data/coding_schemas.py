@@ -26,17 +26,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from pettingllms.data import asserts
 from pettingllms.data.asserts import Test, is_python
 from pettingllms.data.catalog import CATALOG
 from pettingllms.data.coding import MUTANTS, CodingTask
-from pettingllms.data.dataset import Kind, Loaded, Schema, load_source, normal_text
-from pettingllms.data.objects import Source
+from pettingllms.data.dataset import Kind, Schema, load_source, normal_text
 from pettingllms.data.packed_tests import unpacked
 from pettingllms.data.rows import (
-    TABLES,
     Row,
     RowError,
     UnsupportedRow,
@@ -447,17 +446,6 @@ def as_row(task: CodingTask, split: Split | None) -> dict[str, Any]:
     return row | {name: value for name, value in optional.items() if value}
 
 
-def load_tasks(
-    source: Source,
-    split: str | None = None,
-    *,
-    schema: str | None = None,
-    skip_bad: bool = False,
-) -> Loaded[CodingTask]:
-    """Loads tasks, with a report on all rows; see `pettingllms.data.dataset.load_source`."""
-    return load_source(TASKS, source, split, schema=schema, skip_bad=skip_bad)
-
-
 def _tests(task: CodingTask) -> Hashable:
     return task.tests, task.function
 
@@ -465,28 +453,17 @@ def _tests(task: CodingTask) -> Hashable:
 TASKS: Kind[CodingTask] = Kind(
     name="coding",
     schemas={
-        "tasks": Schema("question, tests", {"question", "tests"}.issubset, task_of, about=FIELDS),
-        "apps": Schema("question, input_output", {"question", "input_output"}.issubset, apps),
-        "code_contests": Schema(
-            "description, public_tests",
-            {"description", "public_tests"}.issubset,
-            code_contests,
-        ),
-        "livecodebench": Schema(
-            "question_content, public_test_cases",
-            {"question_content", "public_test_cases"}.issubset,
-            livecodebench,
-        ),
-        "mbpp": Schema("code, test_list", {"code", "test_list"}.issubset, mbpp, _mbpp_split),
-        "humaneval": Schema(
-            "prompt, test, entry_point",
-            {"prompt", "test", "entry_point"}.issubset,
-            humaneval,
-        ),
+        "tasks": Schema("question, tests", task_of, about=FIELDS),
+        "apps": Schema("question, input_output", apps),
+        "code_contests": Schema("description, public_tests", code_contests),
+        "livecodebench": Schema("question_content, public_test_cases", livecodebench),
+        "mbpp": Schema("code, test_list", mbpp, split_of=_mbpp_split),
+        "humaneval": Schema("prompt, test, entry_point", humaneval),
     },
     own="tasks",
-    endings=TABLES,
     text=lambda task: task.question,
     key=lambda task: normal_text(task.question),
     answer=_tests,
 )
+load_tasks = partial(load_source, TASKS)
+"""Loads tasks, with a report on all rows; see `pettingllms.data.dataset.load_source`."""

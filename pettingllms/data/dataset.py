@@ -30,6 +30,7 @@ from pettingllms.data.catalog import benchmark_of
 from pettingllms.data.hub import locate
 from pettingllms.data.objects import Source
 from pettingllms.data.rows import (
+    TABLES,
     DataFile,
     Header,
     Located,
@@ -124,15 +125,21 @@ class Schema(Generic[Record]):
     """The row format of one publisher, and its reader."""
 
     fields: str
-    """The fields it reads, for messages."""
-    fits: Callable[[Row], bool]
-    """Whether a file's first row looks like this schema."""
+    """The fields that its rows have, with commas between them."""
     read: Callable[[Row, str], Record]
     """Makes a record of a row; the second argument is the default id. Raises `RowError`."""
+    looks_like: Callable[[Row], bool] | None = None
+    """Whether a file's first row looks like this schema; None: it has all `fields`."""
     split_of: Callable[[Record], Split] | None = None
     """The split that the publisher gave to a record, where a file has all rows."""
     about: Mapping[str, str] = field(default_factory=dict)
     """All fields with their meaning, of files of a user's own: `docs/data.md` lists them."""
+
+    def fits(self, row: Row) -> bool:
+        """Returns whether a file's first row looks like this schema."""
+        if self.looks_like is not None:
+            return self.looks_like(row)
+        return row.keys() >= {*self.fields.split(", ")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,16 +149,16 @@ class Kind(Generic[Record]):
     name: Literal["coding", "math", "plan_path", "search", "sudoku", "sokoban", "program"]
     schemas: Mapping[str, Schema[Record]]
     """By name; the first that fits is taken where the caller names none."""
-    own: str
-    """The schema whose rows may have a `split` field."""
-    endings: tuple[str, ...]
-    """Of files that hold such rows."""
     text: Callable[[Record], str]
     """The question; its checksum decides the split where nothing else does."""
     key: Callable[[Record], str]
     """The same, normalized: two records with one key are the same task to a model."""
-    answer: Callable[[Record], Hashable]
+    answer: Callable[[Record], Hashable] = lambda _: None
     """The expected answer: two records with equal key and answer are duplicates."""
+    own: str = ""
+    """The schema whose rows may have a `split` field."""
+    endings: tuple[str, ...] = TABLES
+    """Of files that hold such rows."""
     split_of: Callable[[Record], Split] | None = None
     """The split of a record, up to its symmetries, where rows without a split are divided.
 

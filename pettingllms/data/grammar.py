@@ -1,7 +1,8 @@
 """A compositional grammar of small programming problems about lists, words and arithmetic.
 
 Every problem is a pipeline of three parts: keep some values, change each of them, report one
-result (lists and words), or combine two numbers and change the result twice (arithmetic). A part
+result (lists and words), or combine two numbers and change the result twice (arithmetic). With another number
+of steps (`pettingllms.data.chains`) it changes values as often as it has steps left, or leaves a part out. A part
 knows several English phrases, one Python expression, and the function that the expression
 computes, so that hidden tests need no sandbox. Train, validation and test problems use disjoint
 *compositions*: a test problem combines known parts in a way never seen before.
@@ -12,11 +13,12 @@ test problem is a training problem in other words.
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from pettingllms.data.splits import SPLITS, Split, split_of
@@ -123,56 +125,42 @@ COMBINES = _parts(
 
 
 class Family(NamedTuple):
-    """A kind of pipeline: its three stages, and how it is said and programmed."""
+    """A kind of pipeline: its three stages, and how its input is said and read."""
 
     name: str
     stages: tuple[tuple[Part, ...], tuple[Part, ...], tuple[Part, ...]]
-    sentences: tuple[str, ...]
-    """How to say it; {0} {1} {2} are the parts, {out} is print or return."""
     reads: tuple[str, str]
     """Opening sentence for standard input, and for a function."""
     stdin: str
-    function: str
     parameters: int
 
 
-_LIST_SENTENCES = (
-    "Keep the {0}, {1}, and {out} {2}.",
-    "Take only the {0}; {1}; {out} {2}.",
-    "Ignore all but the {0}. Then {1} and {out} {2}.",
-)
 FAMILIES = (
     Family(
         "numbers",
         (NUMBER_FILTERS, NUMBER_MAPS, NUMBER_REDUCES),
-        _LIST_SENTENCES,
         ("Read integers on one line.", "Write solve(a) for a list of integers."),
-        "a = list(map(int, input().split()))\na = [{1} for x in a if {0}]\nprint({2})",
-        "def solve(a):\n    a = [{1} for x in a if {0}]\n    return {2}",
+        "a = list(map(int, input().split()))",
         1,
     ),
     Family(
         "words",
         (WORD_FILTERS, WORD_MAPS, WORD_REDUCES),
-        _LIST_SENTENCES,
         ("Read words on one line.", "Write solve(a) for a list of words."),
-        "a = input().split()\na = [{1} for x in a if {0}]\nprint({2})",
-        "def solve(a):\n    a = [{1} for x in a if {0}]\n    return {2}",
+        "a = input().split()",
         1,
     ),
     Family(
         "arithmetic",
         (COMBINES, CHANGES, CHANGES),
-        (
-            "Start with {0}, {1}, then {2}, and {out} that.",
-            "Compute {0}. Then {1}; {2}; {out} the result.",
-        ),
         ("Read two integers a and b.", "Write solve(a, b) for two integers."),
-        "a, b = map(int, input().split())\nx = {0}\nx = {1}\nprint({2})",
-        "def solve(a, b):\n    x = {0}\n    x = {1}\n    return {2}",
+        "a, b = map(int, input().split())",
         2,
     ),
 )
+KEEP, CHANGE, REPORT = range(3)
+"""Stages of a family of lists; arithmetic has two, `COMBINE` and `CHANGE`."""
+COMBINE = 0
 
 
 def random_values(rng: random.Random, family: Family, length: int) -> list[Any]:
@@ -191,17 +179,24 @@ _PROBES = {
 }
 
 
+class Link(NamedTuple):
+    """A step: the stage that it belongs to, and the part of the"""
+
+    stage: int
+    part: Part
+
+
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """A family and one part for each of its three stages."""
+    """A family and its steps in order, mostly three; a program has one line for each step of other numbers."""
 
     family: Family
-    parts: tuple[Part, Part, Part]
+    links: tuple[Link, ...]
 
     @property
     def name(self) -> str:
-        """The family and the parts, e.g. `numbers:even:double:sum`."""
-        return ":".join((self.family.name, *(operation.name for operation in self.parts)))
+        """The family and the parts, e.g. `numbers:even:double:add1:sum`."""
+        return ":".join((self.family.name, *(link.part.name for link in self.links)))
 
     @property
     def split(self) -> Split:
@@ -212,63 +207,150 @@ class Composition:
         """
         return _split(self)
 
-    def program(self, *, function: bool) -> str:
-        """The reference solution, as a function `solve` or as a program on standard input."""
-        template = self.family.function if function else self.family.stdin
-        first, second, third = (operation.code for operation in self.parts)
-        if function and third.startswith("*"):
-            # `return *a` would be a tuple; a function returns the list itself.
-            third = third[1:]
-        return template.format(first, second, third)
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The parts of its steps."""
+        return tuple(link.part for link in self.links)
+
+    @property
+    def arithmetic(self) -> bool:
+        """True if it computes with two numbers instead of a list."""
+        return self.family.parameters == 2
 
     def run(self, values: Sequence[Any]) -> Any:
         """Computes what the reference does for `values`, without running its text."""
-        first, second, third = (operation.apply for operation in self.parts)
-        if self.family.parameters == 2:
-            return third(second(first(*values)))
-        return third([second(value) for value in values if first(value)])
+        if self.arithmetic:
+            return self.values(*values)[-1]
+        kept: Any = list(values)
+        for stage, operation in self.links:
+            if stage == KEEP:
+                kept = [value for value in kept if operation.apply(value)]
+            elif stage == CHANGE:
+                kept = [operation.apply(value) for value in kept]
+            else:
+                return operation.apply(kept)
+        return kept
+
+    def values(self, a: int, b: int) -> list[int]:
+        """The results of the steps of arithmetic, in order."""
+        results: list[int] = []
+        for stage, operation in self.links:
+            results.append(
+                operation.apply(a, b) if stage == COMBINE else operation.apply([a, *results][-1])
+            )
+        return results
+
+    def program(self, *, function: bool, short: bool = False, long: bool = False) -> str:
+        """The reference solution, as a function `solve` or as a program on standard input.
+
+        Args:
+            function: a function `solve`.
+            short: write the last step of arithmetic where the result is printed or returned, as with
+                three steps.
+            long: give the first number of arithmetic a line of its own, where a change comes first.
+        """
+        lines = list(self._lines(function=function))
+        if long and self.arithmetic and self.links[0].stage != COMBINE:
+            lines[:1] = ["x = a", f"x = {self.links[0].part.code}"]
+        if (short or len(self.links) == 3) and self.arithmetic and len(self.links) > 1:
+            *lines, step, end = lines
+            lines.append(end.replace("x", step.removeprefix("x = ")))
+        if function:
+            arguments = "a, b" if self.arithmetic else "a"
+            return "\n    ".join([f"def solve({arguments}):", *lines])
+        return "\n".join([self.family.stdin, *lines])
+
+    def _lines(self, *, function: bool) -> Iterator[str]:
+        last = "x" if self.arithmetic else "a" if function else "*a"
+        one_line = len(self.links) == 3 and not self.arithmetic
+        for place, (stage, operation) in enumerate(self.links):
+            if self.arithmetic:
+                alone = place == 0 and stage != COMBINE
+                # No code of a change has another x than the value in it: `abs(x)`, `x + 1`.
+                yield f"x = {operation.code.replace('x', 'a') if alone else operation.code}"
+            elif stage == KEEP and not one_line:
+                yield f"a = [x for x in a if {operation.code}]"
+            elif stage == CHANGE and one_line:
+                yield f"a = [{operation.code} for x in a if {self.parts[0].code}]"
+            elif stage == CHANGE:
+                yield f"a = [{operation.code} for x in a]"
+            elif stage == REPORT:
+                last = operation.code.removeprefix("*") if function else operation.code
+        yield f"return {last}" if function else f"print({last})"
 
     def question(self, rng: random.Random, *, function: bool) -> str:
         """The problem in English, in one of several phrasings."""
-        it = "it" if self.family.parameters == 2 else "each"
-        phrases = [rng.choice(operation.phrases).format(it=it) for operation in self.parts]
-        sentence = rng.choice(self.family.sentences)
         out = "return" if function else "print"
-        return f"{self.family.reads[function]} {sentence.format(*phrases, out=out)}"
+        it = "it" if self.arithmetic else "each"
+        phrases = [rng.choice(link.part.phrases).format(it=it) for link in self.links]
+        if self.arithmetic:
+            # What begins with a change begins with the first number as it is.
+            start = () if self.links[0].stage == COMBINE else ("a",)
+            # Drawn in two ways, so that the tasks of a seed stay what they were.
+            at_once = rng.choice((True, False)) if len(self.links) == 3 else rng.random() < 0.5
+            sentence = _arithmetic([*start, *phrases], out, at_once=at_once)
+        else:
+            sentence = self._of_list(rng, phrases, out)
+        return f"{self.family.reads[function]} {sentence}"
+
+    def _of_list(self, rng: random.Random, phrases: list[str], out: str) -> str:
+        filtered = phrases.pop(0) if self.links[0].stage == KEEP else None
+        result = phrases.pop() if self.links[-1].stage == REPORT else "them"
+        style = rng.randrange(3)
+        if style == 0:
+            start = "Keep all" if filtered is None else f"Keep the {filtered}"
+            return f"{', '.join([start, *phrases])}, and {out} {result}."
+        if style == 1:
+            start = "Take all" if filtered is None else f"Take only the {filtered}"
+            return f"{'; '.join([start, *phrases])}; {out} {result}."
+        start = "Ignore none" if filtered is None else f"Ignore all but the {filtered}"
+        between = f"{', '.join(phrases)} and " if phrases else ""
+        return f"{start}. Then {between}{out} {result}."
 
     def neighbours(self) -> list[Composition]:
         """All compositions that differ from this one in exactly one part."""
         return [
-            Composition(self.family, (*self.parts[:stage], operation, *self.parts[stage + 1 :]))  # type: ignore[arg-type]
-            for stage, parts in enumerate(self.family.stages)
-            for operation in parts
-            if operation is not self.parts[stage]
+            Composition(
+                self.family,
+                (*self.links[:place], Link(link.stage, operation), *self.links[place + 1 :]),
+            )
+            for place, link in enumerate(self.links)
+            for operation in self.family.stages[link.stage]
+            if operation is not link.part
         ]
 
 
-# It takes a run on each of forty probes.
-@cache
+def _arithmetic(phrases: list[str], out: str, *, at_once: bool) -> str:
+    first, *changes = phrases
+    if at_once:
+        if len(changes) > 1:
+            changes[-1] = f"then {changes[-1]}"
+        return f"{', '.join([f'Start with {first}', *changes])}, and {out} that."
+    middle = f"{'; '.join(changes)}; " if changes else ""
+    return f"Compute {first}. Then {middle}{out} the result."
+
+
+# It takes a run on each of forty probes. The compositions of three steps fit.
+@lru_cache(maxsize=4096)
 def _split(composition: Composition) -> Split:
-    return split_of_computation(composition.family, composition.run)
+    """The split of all problems that compute the same on fixed probes."""
+    probes = _PROBES[composition.family.name]
+    return split_of(repr([composition.run(values) for values in probes]), domain="coding")
 
 
-def split_of_computation(family: Family, run: Callable[[Sequence[Any]], Any]) -> Split:
-    """The split of all problems of `family` that compute what `run` computes on fixed probes."""
-    return split_of(repr([run(values) for values in _PROBES[family.name]]), domain="coding")
+def composed(family: Family, parts: Sequence[Part]) -> Composition:
+    """A composition of three steps."""
+    stages = (COMBINE, CHANGE, CHANGE) if family.parameters == 2 else (KEEP, CHANGE, REPORT)
+    return Composition(family, tuple(map(Link, stages, parts)))
 
 
 def _compositions() -> dict[Split, tuple[Composition, ...]]:
-    by_split: dict[Split, list[Composition]] = {split: [] for split in SPLITS}
-    for family in FAMILIES:
-        for first in family.stages[0]:
-            for second in family.stages[1]:
-                for third in family.stages[2]:
-                    composition = Composition(family, (first, second, third))
-                    by_split[composition.split].append(composition)
-    return {split: tuple(members) for split, members in by_split.items()}
+    members = [composed(f, parts) for f in FAMILIES for parts in itertools.product(*f.stages)]
+    return {split: tuple(c for c in members if c.split == split) for split in SPLITS}
 
 
 COMPOSITIONS = _compositions()
+"""All compositions of three steps."""
 
 
 def input_text(family: Family, values: list[Any], *, function: bool) -> str:

@@ -28,12 +28,11 @@ import math
 import re
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from pettingllms.data.dataset import Kind, Loaded, Schema, load_source, normal_text
-from pettingllms.data.objects import Source
+from pettingllms.data.dataset import Kind, Schema, load_source, normal_text
 from pettingllms.data.rows import (
-    TABLES,
     Row,
     RowError,
     UnsupportedRow,
@@ -77,17 +76,6 @@ class MathProblem:
     id: str
     difficulty: str | None = None
     """In the words of the data set: `Level 3`, `5/8`. None where it has none."""
-
-
-def load_problems(
-    source: Source,
-    split: str | None = None,
-    *,
-    schema: str | None = None,
-    skip_bad: bool = False,
-) -> Loaded[MathProblem]:
-    """Loads problems, with a report on all rows; see `pettingllms.data.dataset.load_source`."""
-    return load_source(PROBLEMS, source, split, schema=schema, skip_bad=skip_bad)
 
 
 def normal_answer(answer: str) -> str:
@@ -212,10 +200,6 @@ def _dapo_math(row: Row, name: str) -> MathProblem:
     return MathProblem(asked, (answer,), index or name)
 
 
-def _has(*fields: str) -> frozenset[str]:
-    return frozenset(fields)
-
-
 def _answers(problem: MathProblem) -> Hashable:
     return tuple(map(normal_answer, problem.answers))
 
@@ -225,35 +209,30 @@ PROBLEMS: Kind[MathProblem] = Kind(
     schemas={
         # The first that fits is taken: from the most particular to `problems`, which fits many
         # rows.
-        "dapo_math": Schema(
-            "prompt, reward_model", _has("prompt", "reward_model").issubset, _dapo_math
-        ),
-        "olympiadbench": Schema(
-            "question, final_answer", _has("question", "final_answer").issubset, _olympiadbench
-        ),
+        "dapo_math": Schema("prompt, reward_model", _dapo_math),
+        "olympiadbench": Schema("question, final_answer", _olympiadbench),
         "gsm8k": Schema(
             "question, answer with ####",
-            lambda row: {"question", "answer"} <= row.keys() and "####" in str(row["answer"]),
             _gsm8k,
+            lambda row: {"question", "answer"} <= row.keys() and "####" in str(row["answer"]),
         ),
-        "aime24": Schema("Problem, Answer", _has("Problem", "Answer").issubset, _aime24),
-        "problem_answer": Schema(
-            "problem, answer", _has("problem", "answer").issubset, _problem_answer
-        ),
-        "math": Schema("problem, solution", _has("problem", "solution").issubset, _math),
+        "aime24": Schema("Problem, Answer", _aime24),
+        "problem_answer": Schema("problem, answer", _problem_answer),
+        "math": Schema("problem, solution", _math),
         "problems": Schema(
             "question, answer or answers",
-            lambda row: "question" in row and ("answer" in row or "answers" in row),
             _own,
+            lambda row: "question" in row and ("answer" in row or "answers" in row),
             about=FIELDS,
         ),
     },
     own="problems",
-    endings=TABLES,
     text=lambda problem: problem.question,
     key=lambda problem: normal_text(problem.question),
     answer=_answers,
 )
+load_problems = partial(load_source, PROBLEMS)
+"""Loads problems, with a report on all rows; see `pettingllms.data.dataset.load_source`."""
 
 
 PREFIX = "reasoning_gym:"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-from pettingllms.data.dataset import Kind, Loaded, Schema, load_source
-from pettingllms.data.rows import TABLES, Row, label
+from pettingllms.data.dataset import Kind, Schema, load_source
+from pettingllms.data.rows import Row, label
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +31,13 @@ def _read(row: Row, name: str) -> ProgramTask:
 
 TASKS: Kind[ProgramTask] = Kind(
     name="program",
-    schemas={"rows": Schema("any", lambda _: True, _read)},
+    schemas={"rows": Schema("any", _read, lambda _: True)},
     own="rows",
-    endings=TABLES,
     text=lambda task: task.text,
     key=lambda task: task.text,
-    answer=lambda _: None,
     prose=False,
 )
 
 
-def load_rows(source: str | Path, split: str | None = None) -> Loaded[ProgramTask]:
-    """Loads the tasks of a program; see `pettingllms.data.dataset.load_source`."""
-    return load_source(TASKS, source, split)
+load_rows = partial(load_source, TASKS)
+"""Loads the tasks of a program; see `pettingllms.data.dataset.load_source`."""

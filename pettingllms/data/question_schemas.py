@@ -18,14 +18,13 @@ exact match over the list then overstates.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from pettingllms.data.dataset import Kind, Loaded, Schema, load_source, normal_text
-from pettingllms.data.objects import Source
+from pettingllms.data.dataset import Kind, Schema, load_source, normal_text
 from pettingllms.data.questions import Passage, Question
 from pettingllms.data.rows import (
-    TABLES,
     Row,
     RowError,
     UnsupportedRow,
@@ -49,17 +48,6 @@ FIELDS = {
     "split": "`train`, `val` or `test`",
 }
 _ANSWERS = ("answer", "accepted", "answers")  # the last to be refused with a reason
-
-
-def load_questions(
-    source: Source,
-    split: str | None = None,
-    *,
-    schema: str | None = None,
-    skip_bad: bool = False,
-) -> Loaded[Question]:
-    """Loads questions, with a report on all rows; see `pettingllms.data.dataset.load_source`."""
-    return load_source(QUESTIONS, source, split, schema=schema, skip_bad=skip_bad)
 
 
 def _accepted(values: object, field: str) -> tuple[str, ...]:
@@ -207,10 +195,6 @@ def _bamboogle(row: Row, name: str) -> Question:
     return Question(question(row, "Question"), _accepted(text(row, "Answer"), "Answer"), (), name)
 
 
-def _has(*fields: str) -> Callable[[Row], bool]:
-    return frozenset(fields).issubset
-
-
 def _answers(found: Question) -> Hashable:
     return tuple(map(normal, found.answers))
 
@@ -220,40 +204,33 @@ QUESTIONS: Kind[Question] = Kind(
     schemas={
         # The first that fits is taken: from the most particular to `questions`, which fits many
         # rows.
-        "hotpot_qa": Schema(
-            "question, answer, supporting_facts, context",
-            _has("question", "answer", "supporting_facts", "context"),
-            _hotpot_qa,
-        ),
-        "musique": Schema(
-            "question, answer, paragraphs", _has("question", "answer", "paragraphs"), _musique
-        ),
-        "golden_answers": Schema(
-            "question, golden_answers", _has("question", "golden_answers"), _golden_answers
-        ),
-        "popqa": Schema("question, possible_answers", _has("question", "possible_answers"), _popqa),
+        "hotpot_qa": Schema("question, answer, supporting_facts, context", _hotpot_qa),
+        "musique": Schema("question, answer, paragraphs", _musique),
+        "golden_answers": Schema("question, golden_answers", _golden_answers),
+        "popqa": Schema("question, possible_answers", _popqa),
         "trivia_qa": Schema(
             "question, answer.value",
-            lambda row: "question" in row and isinstance(row.get("answer"), Mapping),
             _trivia_qa,
+            lambda row: "question" in row and isinstance(row.get("answer"), Mapping),
         ),
         "nq_open": Schema(
             "question, answer (list)",
+            _nq_open,
             # Exactly these fields: with more of them it is a row of a user's own.
             lambda row: row.keys() == {"question", "answer"} and isinstance(row["answer"], list),
-            _nq_open,
         ),
-        "bamboogle": Schema("Question, Answer", _has("Question", "Answer"), _bamboogle),
+        "bamboogle": Schema("Question, Answer", _bamboogle),
         "questions": Schema(
             "question, answer or accepted; gold",
-            lambda row: "question" in row and not row.keys().isdisjoint(_ANSWERS),
             _own,
+            lambda row: "question" in row and not row.keys().isdisjoint(_ANSWERS),
             about=FIELDS,
         ),
     },
     own="questions",
-    endings=TABLES,
     text=lambda found: found.text,
     key=lambda found: normal_text(found.text),
     answer=_answers,
 )
+load_questions = partial(load_source, QUESTIONS)
+"""Loads questions, with a report on all rows; see `pettingllms.data.dataset.load_source`."""

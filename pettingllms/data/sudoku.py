@@ -484,13 +484,10 @@ def _record_split(row: PuzzleRow) -> Split:
 
 PUZZLE_FILES: Kind[PuzzleRow] = Kind(
     name="sudoku",
-    schemas={"sudoku": Schema("; or ".join(map(", ".join, COLUMNS.items())), _has_puzzle, _record)},
-    own="",
+    schemas={"sudoku": Schema("; or ".join(map(", ".join, COLUMNS.items())), _record, _has_puzzle)},
     endings=(*TABLES, ".txt"),
     text=lambda row: row.text,
     key=lambda row: row.text.replace("0", "."),
-    # Equal clues have one and the same solution.
-    answer=lambda _: None,
     split_of=_record_split,
     prose=False,
     header=_columns,

@@ -208,10 +208,6 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
         """Returns the whole state as text, for `state` and `render`; pure."""
         raise NotImplementedError
 
-    def _colored_view(self, state: Any) -> str:
-        """Returns the view for `render` in a terminal, which shows colors."""
-        return self._view(state)
-
     def _picture(self, state: Any) -> Any:
         """Returns the whole state as `uint8` of height x width x 3."""
         raise NotImplementedError
@@ -417,7 +413,7 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
             return None
         if self.render_mode == "rgb_array":
             return self._picture(self._state)
-        view = (self._colored_view if sys.stdout.isatty() else self._view)(self._state)
+        view = self._view(self._state)
         if self.render_mode == "ansi":
             return view
         sys.stdout.write(f"{view}\n")
@@ -504,6 +500,13 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
 
 
 TextEnv.__signature__ = arguments.signature(TextEnv)
+
+
+def metadata_of(name: str, *pictures: str, **more: Any) -> dict[str, Any]:
+    """Returns PettingZoo's metadata of an environment that renders text, and `pictures` (rgb_array)."""
+    modes = ["ansi", "human", *pictures]
+    facts = {"name": name, "render_modes": modes, "is_parallelizable": False, "render_fps": 1}
+    return facts | more
 
 
 def _refuse_taken(kind: type, taken: Collection[str]) -> None:

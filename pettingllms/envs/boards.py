@@ -258,10 +258,6 @@ class BoardEnv(TeamEnv):
         """Parses the answer to a small prompt; raises for no text whatsoever."""
         return small_text.moves(text)
 
-    def _in_color(self, board: str) -> str:
-        """The board for a terminal that shows colors."""
-        return board
-
     # ------------------------------------------------------------- what they share
 
     def _start(self, seed: int, options: dict[str, Any]) -> BoardState:
@@ -300,17 +296,7 @@ class BoardEnv(TeamEnv):
         # The planner reads the proposal as it was understood, not as it was written: a reply
         # may hold anything, also text meant to steer the planner.
         written = self._format_answer(state.level, state.position, answer)
-        # Spelled out: `replace` takes longer, and every readable candidate comes through here.
-        after = BoardState(
-            level=state.level,
-            position=state.position,
-            nearness=state.nearness,
-            proposed=nearness,
-            solved=state.solved,
-            id=state.id,
-            proposal=written,
-            history=state.history,
-        )
+        after = replace(state, proposed=nearness, proposal=written)
         return self._outcome(after, "tool", result, gain=self._tool_gain(state, nearness))
 
     def _decide(self, state: BoardState, text: str | ParseError) -> Outcome:
@@ -322,13 +308,12 @@ class BoardEnv(TeamEnv):
         result = self._apply(state.level, state.position, answer)
         written = self._format_answer(state.level, state.position, answer)
         turn = Turn(state.proposal, written, result.note)
-        after = BoardState(
-            level=state.level,
+        after = replace(
+            state,
             position=result.position,
             nearness=self._nearness(state, result),
-            proposed=state.proposed,
             solved=result.solved,
-            id=state.id,
+            proposal=None,
             history=(*state.history, turn),
         )
         gain = 0.0 if self.rewards_scheme == "sparse" else after.nearness - state.nearness
@@ -423,9 +408,6 @@ class BoardEnv(TeamEnv):
 
     def _view(self, state: BoardState) -> str:
         return self._board(state.level, state.position)
-
-    def _colored_view(self, state: BoardState) -> str:
-        return self._in_color(self._view(state))
 
 
 def _output(result: RunResult) -> str | ParseError:

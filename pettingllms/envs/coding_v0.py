@@ -105,7 +105,7 @@ from pettingllms.data.objects import Source
 from pettingllms.data.splits import Split
 from pettingllms.envs import arguments, coding_runs, small_text
 from pettingllms.envs.assertions import Run
-from pettingllms.envs.base import Outcome
+from pettingllms.envs.base import Outcome, metadata_of
 from pettingllms.envs.coding_judge import Matrix, Verdict, judged, score, up_to_a_hang
 from pettingllms.envs.coding_runs import passes
 from pettingllms.envs.coding_text import (
@@ -167,13 +167,8 @@ class raw_env(TeamEnv):
         DatasetError: the `dataset` cannot be had, has a bad row, or no task of `split`.
     """
 
-    metadata: dict[str, Any] = {  # noqa: RUF012 - PettingZoo's class attribute
-        "name": "coding_v0",
-        "render_modes": ["ansi", "human"],
-        "is_parallelizable": False,
-        "render_fps": 1,
-        "states_recur": False,  # hardly two prompts of a task are equal after the first turn
-    }
+    # Hardly two prompts of a task are equal after the first turn.
+    metadata = metadata_of("coding_v0", states_recur=False)
     divides_datasets: ClassVar[bool] = True
     embedded: ClassVar[Mapping[str, Any]] = {"prompt": "compact"}
     smollm2: ClassVar[Mapping[str, Any]] = {

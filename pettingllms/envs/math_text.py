@@ -15,6 +15,7 @@ from pettingllms.envs.coding_text import parse_program, prose
 from pettingllms.envs.parsing import ParseError
 from pettingllms.grading import boxed
 from pettingllms.sandbox import RunResult
+from pettingllms.types import role_of
 
 MAX_ANSWER_CHARS = 1000
 SHOWN_CHARS = 2000
@@ -121,11 +122,6 @@ def failure(result: RunResult) -> str:
         return "printed no answer"
     last = result.stderr.strip().rpartition("\n")[2]
     return f"{result.status} {last}".strip()[:SHOWN_CHARS]
-
-
-def role_of(agent: str) -> str:
-    """The agent's name without its number."""
-    return agent.rpartition("_")[0]
 
 
 def compact_prompt(

@@ -75,7 +75,7 @@ from pettingllms.data.math import PREFIX, MathProblem, ReasoningGym, load_proble
 from pettingllms.data.objects import Source
 from pettingllms.data.splits import Split
 from pettingllms.envs import arguments
-from pettingllms.envs.base import Outcome
+from pettingllms.envs.base import Outcome, metadata_of
 from pettingllms.envs.math_text import (
     SOLVER,
     Message,
@@ -85,7 +85,6 @@ from pettingllms.envs.math_text import (
     full_prompt,
     parse_reply,
     printed_answer,
-    role_of,
     shown_message,
     small_prompt,
 )
@@ -95,6 +94,7 @@ from pettingllms.envs.team_env import FORMAT_PENALTY, Agents, Scores, TeamArgume
 from pettingllms.errors import ConfigError
 from pettingllms.grading import same
 from pettingllms.sandbox import Case, Limits, RunResult
+from pettingllms.types import role_of
 
 TOPOLOGIES = ("mesh", "star", "chain")
 MOST_AGENTS = 7
@@ -140,14 +140,8 @@ class raw_env(TeamEnv):
         DatasetError: the data set has a bad row, or no problem of `split`.
     """
 
-    metadata: dict[str, Any] = {  # noqa: RUF012 - PettingZoo's class attribute
-        "name": "math_v0",
-        "render_modes": ["ansi", "human"],
-        "is_parallelizable": False,
-        "render_fps": 1,
-        "states_recur": False,  # hardly two prompts of a task are equal after the first turn
-        "judged_replies": True,
-    }
+    # Hardly two prompts of a task are equal after the first turn.
+    metadata = metadata_of("math_v0", states_recur=False, judged_replies=True)
     divides_datasets: ClassVar[bool] = True
     embedded: ClassVar[Mapping[str, Any]] = {"prompt": "compact"}
     smollm2: ClassVar[Mapping[str, Any]] = {"prompt": "small", "depth": (2, 2), "largest": 10}

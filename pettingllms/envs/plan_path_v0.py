@@ -49,6 +49,7 @@ from pettingllms.data.board_files import TextBoard
 from pettingllms.data.plan_path import Grid
 from pettingllms.data.splits import Split
 from pettingllms.envs import rendering, small_text
+from pettingllms.envs.base import metadata_of
 from pettingllms.envs.boards import AnswerResult, BoardArguments, BoardEnv, BoardState, Picture
 from pettingllms.envs.parsing import ParseError, cell_name, parse_moves
 from pettingllms.envs.rendering import Mark, Tile
@@ -56,7 +57,6 @@ from pettingllms.errors import ConfigError
 
 MOST_WALLS = 0.6
 
-_COLORS = {"#": "\x1b[2m#\x1b[0m", "G": "\x1b[31mG\x1b[0m", "@": "\x1b[34m@\x1b[0m"}
 
 Moves = tuple[str, ...]
 NEAR, FAR = 5, 10
@@ -78,12 +78,7 @@ class raw_env(BoardEnv):
         ConfigError: an argument that cannot be used.
     """
 
-    metadata: dict[str, Any] = {  # noqa: RUF012 - PettingZoo's class attribute
-        "name": "plan_path_v0",
-        "render_modes": ["ansi", "human", "rgb_array"],
-        "is_parallelizable": False,
-        "render_fps": 1,
-    }
+    metadata = metadata_of("plan_path_v0", "rgb_array")
     embedded: ClassVar[Mapping[str, Any]] = {
         "prompt": "compact",
         "height": 6,
@@ -248,9 +243,6 @@ class raw_env(BoardEnv):
         }
         rows = self._board(state.level, state.position).split("\n")
         return rendering.draw([[shown[mark] for mark in row] for row in rows])
-
-    def _in_color(self, board: str) -> str:
-        return "".join(_COLORS.get(mark, mark) for mark in board)
 
 
 def _name(level: Grid, cell: int) -> str:

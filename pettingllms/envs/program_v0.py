@@ -40,7 +40,7 @@ from typing import Any, ClassVar, Unpack
 
 from pettingllms.data.programs import load_rows
 from pettingllms.envs import arguments
-from pettingllms.envs.base import TextEnv
+from pettingllms.envs.base import TextEnv, metadata_of
 from pettingllms.envs.files import importable
 from pettingllms.envs.program_calls import ChatCall
 from pettingllms.envs.program_run import Program, ProgramRun
@@ -123,12 +123,7 @@ class raw_env(TextEnv):
         DatasetError: the data set cannot be read.
     """
 
-    metadata = {  # noqa: RUF012 - PettingZoo's class attribute
-        "name": "program_v0",
-        "render_modes": ["ansi", "human"],
-        "is_parallelizable": False,
-        "pays_others": True,
-    }
+    metadata = metadata_of("program_v0", pays_others=True)
     divides_datasets: ClassVar[bool] = True
     default_turns: ClassVar[int] = 64
 

@@ -47,7 +47,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Unpack
 
 from pettingllms.envs import arguments
-from pettingllms.envs.base import Outcome, TextEnv
+from pettingllms.envs.base import Outcome, TextEnv, metadata_of
 from pettingllms.errors import ConfigError
 
 
@@ -97,12 +97,7 @@ class raw_env(TextEnv):
         ConfigError: an argument that cannot be used.
     """
 
-    metadata: dict[str, Any] = {  # noqa: RUF012 - PettingZoo's class attribute
-        "name": "read_v0",
-        "render_modes": ["ansi", "human"],
-        "is_parallelizable": False,
-        "render_fps": 1,
-    }
+    metadata = metadata_of("read_v0")
     default_turns: ClassVar[int] = 1
     embedded_model: ClassVar[str] = "smollm2"
     smollm2_training: ClassVar[Mapping[str, Any]] = {

@@ -80,7 +80,7 @@ from pettingllms.data import facts
 from pettingllms.data.objects import Source
 from pettingllms.data.questions import Passage, Question
 from pettingllms.envs import arguments
-from pettingllms.envs.base import Outcome
+from pettingllms.envs.base import Outcome, metadata_of
 from pettingllms.envs.parsing import ParseError
 from pettingllms.envs.search_library import library
 from pettingllms.envs.search_text import (
@@ -168,12 +168,7 @@ class raw_env(TeamEnv):
         DatasetError: `dataset` or `corpus` cannot be had, or has nothing that can be used.
     """
 
-    metadata: dict[str, Any] = {  # noqa: RUF012 - PettingZoo's class attribute
-        "name": "search_v0",
-        "render_modes": ["ansi", "human"],
-        "is_parallelizable": False,
-        "render_fps": 1,
-    }
+    metadata = metadata_of("search_v0")
     divides_datasets: ClassVar[bool] = True
     embedded: ClassVar[Mapping[str, Any]] = {"prompt": "compact"}
     smollm2: ClassVar[Mapping[str, Any]] = {"prompt": "small", "hops": (2, 2)}

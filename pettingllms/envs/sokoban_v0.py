@@ -52,7 +52,6 @@ optimal pushes, such as (3, 8)); `symbols` of full prompts: `"xsb"`, `"ragen"` o
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Unpack, cast
@@ -70,6 +69,7 @@ from pettingllms.data.sokoban import (
 )
 from pettingllms.data.splits import Split
 from pettingllms.envs import arguments, rendering, small_text
+from pettingllms.envs.base import metadata_of
 from pettingllms.envs.boards import (
     WORST,
     AnswerResult,
@@ -106,7 +106,6 @@ RULES = (
     "A move that is not possible is refused. "
     "The answer is a list of moves, for example #### [R, R, U]"
 )
-_COLORS = {"wall": 2, "goal": 31, "box": 33, "box on goal": 32, "player": 34, "player on goal": 36}
 _BOX, _DISC = Mark("square", rendering.BOX), Mark("disc", rendering.PLAYER)
 _GOAL, _DONE = Mark("ring", rendering.GOAL), Mark("ring", rendering.DONE)
 # In the order of `NAMES`.
@@ -132,12 +131,7 @@ class raw_env(BoardEnv):
         UnknownNameError: no data set, file or folder is called `dataset`.
     """
 
-    metadata: dict[str, Any] = {  # noqa: RUF012 - PettingZoo's class attribute
-        "name": "sokoban_v0",
-        "render_modes": ["ansi", "human", "rgb_array"],
-        "is_parallelizable": False,
-        "render_fps": 1,
-    }
+    metadata = metadata_of("sokoban_v0", "rgb_array")
     reset_options: ClassVar[tuple[str, ...]] = ("level",)
     smollm2: ClassVar[Mapping[str, Any]] = {"prompt": "small", "size": 5, "pushes": (1, 2)}
     word: ClassVar[str] = "sokoban"
@@ -315,13 +309,6 @@ class raw_env(BoardEnv):
                 for row in sokoban.rows(state.level.room, state.position)
             ]
         )
-
-    def _in_color(self, board: str) -> str:
-        signs = dict(zip(NAMES, self.symbols.signs, strict=True))
-        colors = {signs[name]: color for name, color in _COLORS.items()}
-        # The longer ones first: "box_on_goal" begins with "box".
-        pattern = "|".join(map(re.escape, sorted(colors, key=len, reverse=True)))
-        return re.sub(pattern, lambda sign: f"\x1b[{colors[sign[0]]}m{sign[0]}\x1b[0m", board)
 
     def _name(self, level: Level, cell: int) -> str:
         return cell_name(*divmod(cell, level.room.width))

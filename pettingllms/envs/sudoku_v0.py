@@ -66,6 +66,7 @@ from pettingllms.data.splits import Split
 from pettingllms.data.sudoku import DIGITS, Puzzle, PuzzleRow
 from pettingllms.data.sudoku_solver import BOXES, GRADES, Grid, shape
 from pettingllms.envs import arguments, rendering, small_text
+from pettingllms.envs.base import metadata_of
 from pettingllms.envs.boards import AnswerResult, BoardArguments, BoardEnv, BoardState, Picture
 from pettingllms.envs.parsing import ParseError, cell_name, last_list
 from pettingllms.envs.rendering import Tile
@@ -252,12 +253,7 @@ class raw_env(BoardEnv):
         UnknownNameError: no data set, file or folder is called `dataset`.
     """
 
-    metadata: dict[str, Any] = {  # noqa: RUF012 - PettingZoo's class attribute
-        "name": "sudoku_v0",
-        "render_modes": ["ansi", "human", "rgb_array"],
-        "is_parallelizable": False,
-        "render_fps": 1,
-    }
+    metadata = metadata_of("sudoku_v0", "rgb_array")
     embedded_training: ClassVar[Mapping[str, Any]] = {
         **BoardEnv.embedded_training,
         "max_steps": 160,
@@ -383,14 +379,6 @@ class raw_env(BoardEnv):
 
     def _coordinates(self, level: Puzzle, position: Grid) -> str:
         return coordinates(level, position)
-
-    def _colored_view(self, state: BoardState) -> str:
-        width = len(str(state.level.size))
-        cells = [
-            f"{value or '.':>{width}}" if value == clue else f"\x1b[34m{value:>{width}}\x1b[0m"
-            for value, clue in zip(state.position, state.level.clues, strict=True)
-        ]
-        return ruled(cells, state.level.size, width)
 
     def _picture(self, state: BoardState) -> Picture:
         size = state.level.size

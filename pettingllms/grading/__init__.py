@@ -2,7 +2,8 @@ r"""Compares answers with references: `grade("1/2", r"\frac{1}{2}").equal`, and 
 
 from __future__ import annotations
 
-from pettingllms.grading.answers import boxed, grade, same
+from pettingllms.grading.answers import grade, same
+from pettingllms.grading.notation import boxed
 from pettingllms.grading.symbolic import Grade
 
 __all__ = ["Grade", "boxed", "grade", "same"]

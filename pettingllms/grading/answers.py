@@ -33,12 +33,9 @@ def grade(gold: str | Texts, answer: str, *, places: int = PLACES, strict: bool 
         return Grade(False)
     comparison = _Comparison(places, strict)
     if len(golds) == 1:
-        verdict = comparison.texts(golds[0], answer)
-    else:
-        found = split_list(plain(answer[: notation.MAX_CHARS]))
-        verdict = comparison.lists(golds, found.items) if found else Grade(False)
-    # Only the last item of a list may have been decided here.
-    return verdict._replace(by="sympy") if comparison.asked and verdict.by == "exact" else verdict
+        return comparison.texts(golds[0], answer)
+    items = split_list(plain(answer[: notation.MAX_CHARS]))
+    return comparison.lists(golds, items.items) if items else Grade(False)
 
 
 def same(gold: str | Texts, answer: str, *, strict: bool = False) -> bool:
@@ -58,7 +55,7 @@ class _Comparison:
 
     def __init__(self, places: int, strict: bool) -> None:
         self.places, self.strict = places, strict
-        self.pairs, self.asked, self.cpu_s = 0, False, 0.0
+        self.pairs, self.cpu_s = 0, 0.0
 
     def texts(self, gold: str, answer: str, depth: int = 0) -> Grade:
         """Compares two texts: as texts, as numbers, as lists, and else by algebra."""
@@ -105,10 +102,9 @@ class _Comparison:
             return Grade(False)
         if self.cpu_s > CPU_S:
             return Grade(False, "undecided", "SymPy took too long for the whole answer")
-        asked = symbolic_equal(gold, answer, self.places)
-        self.asked = True
-        self.cpu_s += asked.cpu_s
-        return asked._replace(cpu_s=0.0)
+        verdict = symbolic_equal(gold, answer, self.places)
+        self.cpu_s += verdict.cpu_s
+        return verdict._replace(cpu_s=0.0)
 
     def _numbers(self, gold: Expression, answer: Expression) -> Grade:
         """Exactly, or to some places where one is written as a decimal."""
@@ -151,21 +147,3 @@ def _without_names(gold: str, answer: str) -> tuple[str, str]:
     (name, value), (other_name, other) = named
     apart = name and other_name and name != other_name
     return (gold, answer) if apart or re.search("[^<>!]=", value + other) else (value, other)
-
-
-# One match per box or brace; an escaped brace opens and closes nothing.
-_TOKEN = re.compile(r"\\(?:boxed|fbox)[ \t\n]*+\{|\\[^a-zA-Z]|[{}]")
-
-
-def boxed(text: str) -> str | None:
-    r"""Returns the content of the last `\boxed{...}` or `\fbox{...}` whose braces close, the outermost; or None."""
-    found: tuple[int, int] | None = None
-    opened: list[int | None] = []  # where the content of each open box begins; None: a plain brace
-    for token in _TOKEN.finditer(text):
-        mark = token[0]
-        if mark[-1] == "{" and mark != r"\{":
-            opened.append(token.end() if len(mark) > 1 else None)
-        elif mark == "}" and opened and (start := opened.pop()) is not None:
-            # A box that closes later and began earlier replaces those within it.
-            found = (start, token.start())
-    return text[found[0] : found[1]] if found else None

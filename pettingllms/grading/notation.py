@@ -18,8 +18,6 @@ from pettingllms.grading.expressions import NUMBER_WORDS, WORDS, Expression, Unr
 
 MAX_CHARS = 2000  # longer texts are equal only if they are the same text
 _WRAPPED = re.compile(r"(?s)\*+([^*]*)\*+|\*\*(.*)\*\*|__(.*)__|'([^']*)'|\"([^\"]*)\"|`+([^`]*)`+|\$\$?([^$]*)\$\$?|\\\[(.*)\\\]|\\\((.*)\\\)|=+(.*)|\{([^{},:]+)\}|\\(?:boxed|fbox)\s*([0-9])|(.*[^.\\])(?:\.+|\\+)")  # fmt: skip
-_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
-_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ₀₁₂₃₄₅₆₇₈₉", "0123456789-+n0123456789")
 _UNICODE = re.compile("(?P<up>[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ]+)|(?P<down>[₀-₉]+)|[¼-¾⅐-⅞Α-Ωα-ω]")
 _SQUARE = re.compile(r"(?<=[0-9]) ?([kcdm]?m)(?=[²³])")
@@ -69,17 +67,23 @@ def _spelled(signs: re.Match[str]) -> str:
     return rf"\frac{{{up}}}{{{down}}}" if bar else f"\\{letter} "
 
 
-def _unboxed(text: str) -> str | None:
-    r"""Returns what is in the `\boxed{...}` that is all of `text`, and None for any other text."""
-    start = _BOX.match(text)
-    if start is None:
-        return None
-    depth = 1
-    for piece in _BRACE.finditer(text, start.end()):
-        depth += {"{": 1, "}": -1}.get(piece[0], 0)
-        if depth == 0:
-            return text[start.end() : piece.start()] if piece.end() == len(text) else None
-    return None
+# One match per box or brace; an escaped brace opens and closes nothing.
+_OPENING = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_BOX = re.compile(r"\\(?:boxed|fbox)[ \t\n]*+\{|\\[^a-zA-Z]|[{}]")
+
+
+def boxed(text: str) -> str | None:
+    r"""Returns the content of the last `\boxed{...}` or `\fbox{...}` whose braces close, the outermost; or None."""
+    found: tuple[int, int] | None = None
+    opened: list[int | None] = []  # where the content of each open box begins; None: a plain brace
+    for token in _BOX.finditer(text):
+        mark = token[0]
+        if mark[-1] == "{" and mark != r"\{":
+            opened.append(token.end() if len(mark) > 1 else None)
+        elif mark == "}" and opened and (start := opened.pop()) is not None:
+            # A box that closes later and began earlier replaces those within it.
+            found = (start, token.start())
+    return text[found[0] : found[1]] if found else None
 
 
 @functools.lru_cache(maxsize=4096)
@@ -87,7 +91,8 @@ def plain(text: str) -> str:
     r"""Removes what only changes the looks of `text`: dollars, spacing, `\text`, `\dfrac`, bold face."""
     for _ in range(6):
         text = text.strip()
-        if (inside := _unboxed(text)) is not None:
+        inside = boxed(text)
+        if inside is not None and _OPENING.fullmatch(text.removesuffix(f"{inside}}}")):
             text = inside
         elif (found := _WRAPPED.fullmatch(text)) is not None:
             text = next(group for group in found.groups() if group is not None)

@@ -1,6 +1,6 @@
-"""Main program of the process in which SymPy runs: `python -P worker.py PIPE CPU_S BYTES`, started by `symbolic`.
+"""Main program of the process in which SymPy runs: `python -P worker.py`, started by `symbolic`.
 
-It answers [gold, answer, places] with [equal, CPU seconds]. The kernel ends it where a pair takes more CPU
+It answers a line [gold, answer, places] with [equal, CPU seconds]. The kernel ends it where a pair takes more CPU
 time or memory than it may: only that stops a computer algebra system for certain. Values are compared at
 random points, equations and inequalities up to a factor, or as sets.
 """
@@ -14,7 +14,6 @@ import resource
 import signal
 import sys
 import time
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from pettingllms.grading import notation
 from pettingllms.grading.expressions import Expression, Unreadable
 from pettingllms.grading.notation import Relation, cut, plain, split_list, split_relation
+from pettingllms.grading.symbolic import CPU_S, MEMORY_BYTES
 
 _BOTH = {"and", "And", "&", r"\land", r"\wedge", r"\cap"}
 _UNION = r"\\(?:big)?(?:cup|cap)(?![a-zA-Z])|(?<=[)\]}]) *U *(?=[(\[{\\])"
@@ -33,18 +33,17 @@ _SET = re.compile(rf"{_UNION}|[<>]|\\R(?![a-zA-Z])|!=|^(?:Union|Interval|Or|And|
 
 def main() -> None:
     """Answers pairs until the pipe is closed."""
-    pipe, cpu_s, memory_bytes = Connection(int(sys.argv[1])), float(sys.argv[2]), int(sys.argv[3])
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    pipe.send_bytes(b"ready")
-    while question := json.loads(pipe.recv_bytes()):
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    for question in sys.stdin:
         began = time.process_time()
-        signal.setitimer(signal.ITIMER_PROF, cpu_s)  # SIGPROF ends the process
+        signal.setitimer(signal.ITIMER_PROF, CPU_S)  # SIGPROF ends the process
         try:
-            verdict = equal(*question)
+            verdict = equal(*json.loads(question))
         except Exception:  # noqa: BLE001 - it is a verdict that this pair cannot be compared
             verdict = False
         signal.setitimer(signal.ITIMER_PROF, 0)
-        pipe.send_bytes(json.dumps([verdict, time.process_time() - began]).encode())
+        sys.stdout.write(json.dumps([verdict, time.process_time() - began]) + "\n")
+        sys.stdout.flush()
 
 
 def equal(gold: str, answer: str, places: int) -> bool:

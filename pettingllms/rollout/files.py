@@ -4,48 +4,7 @@ Whoever writes them (`pettingllms.runs`, `pettingllms.evaluation`) and whoever r
 the training code (`pettingllms.viewer`) take names and records from here.
 
 A line of trajectories.jsonl, `EpisodeRow`, is an episode. Training and evaluation write the same
-lines, `FORMAT` 1; keys that only one of them has are marked:
-
-    format          1
-    step            training: the step, counted from 1
-    team            evaluation: the line-up that played
-    task, seed      the task's id, and the seed that `reset` was given
-    episode         which of the task's parallel episodes
-    success         of the team at the end; null where the environment does not say
-    cooperative     whether the agents share one return
-    returns         agent -> its return, late rewards included
-    early           agent -> rewards paid to it before its first decision; absent if none
-    overlong        the prompt that ended the episode because it left no room for a completion:
-                    agent, prompt_tokens, longest; absent where there was none
-    came_from       training: the candidate that a fork continued from: episode (of the same task),
-                    depth, candidate; absent in all other episodes. `early` then has what was paid on
-                    the way there
-    without         training: how copies ended in which all replies of agents were blank: blanked (the
-                    agents), outcome (F1 or success), tokens; absent where none was played
-    decisions       in order; for each
-        agent, role, policy, version    of the policy's weights
-        turn            decisions that this agent took before
-        depth           decisions that were taken before, by all agents
-        state_hash      equal exactly where the prompt tokens are
-        prompt          the observation, without the chat template
-        prompt_ids      the prompt's tokens, chat template included
-        late_reward     paid to the agent at other agents' steps, after this decision
-        unplayed        training with a critic: policy and prompt_ids of the prompt that would have come
-                        next, where the limit on turns ended the episode; else absent
-        candidates      the completions that were sampled; for each
-            completion      its text
-            token_ids       its tokens, the end-of-turn token included
-            truncated       whether it was cut at the token limit
-            refused         true where a model behind an API refused or wrote no text; else absent
-            logprob         sum over its tokens, in nats; null in a record that was read back
-            reward          alpha * team_reward + local_reward
-            team_reward, local_reward
-            credited        training: the reward that the estimator saw; absent where it is the same
-            advantage       training: a number, or one for each token; null where not compared
-            chosen          whether an episode continued from it: this one from the first
-            info            what else the environment said: success, parse_error, statuses, ...
-            later           look-ahead trees and forests: what followed, as reward, rewards by decision,
-                            and tokens generated to find out
+lines, `FORMAT` 1; keys that are `NotRequired` are absent where there is nothing to say.
 
 `decisions` is the last key of a line, so that a reader finds what a line is about in its first
 bytes. Scores of an evaluation are computed from these records alone, so a file that is read back
@@ -75,7 +34,7 @@ RUN_LOCK = ".lock"
 
 
 class OverlongRow(TypedDict):
-    """The prompt that ended an episode early."""
+    """The prompt that ended an episode because it left no room for a completion."""
 
     agent: str
     prompt_tokens: int
@@ -85,39 +44,39 @@ class OverlongRow(TypedDict):
 class OriginRow(TypedDict):
     """The candidate that a fork continued from."""
 
-    episode: int
+    episode: int  # of the same task
     depth: int
     candidate: int
 
 
 class LaterRow(TypedDict):
-    """Rewards and tokens that followed a candidate in a look-ahead tree or a forest."""
+    """What followed a candidate in a look-ahead tree or a forest."""
 
     reward: float
-    tokens: int
-    rewards: NotRequired[list[float]]
+    tokens: int  # generated to find out
+    rewards: NotRequired[list[float]]  # by decision
 
 
 class CandidateRow(TypedDict):
     """A completion with its rewards."""
 
     completion: str
-    token_ids: list[int]
-    truncated: bool
-    logprob: float | None
-    reward: float
+    token_ids: list[int]  # the end-of-turn token included
+    truncated: bool  # cut at the token limit
+    logprob: float | None  # sum over its tokens, in nats; null in a record that was read back
+    reward: float  # alpha * team_reward + local_reward
     team_reward: float
     local_reward: float
-    advantage: float | Sequence[float] | None
-    chosen: bool
-    info: dict[str, Any]
-    refused: NotRequired[bool]
-    credited: NotRequired[float]
+    advantage: float | Sequence[float] | None  # one, or one a token; null where not compared
+    chosen: bool  # whether an episode continued from it: this one from the first
+    info: dict[str, Any]  # what else the environment said: success, parse_error, statuses, ...
+    refused: NotRequired[bool]  # true where a model behind an API refused or wrote no text
+    credited: NotRequired[float]  # the reward that the estimator saw, where it is another one
     later: NotRequired[LaterRow]
 
 
 class UnplayedRow(TypedDict):
-    """A prompt that nobody answered."""
+    """The prompt that would have come next, where the limit on turns ended the episode."""
 
     policy: str
     prompt_ids: list[int]
@@ -129,22 +88,22 @@ class DecisionRow(TypedDict):
     agent: str
     role: str
     policy: str
-    version: int
-    turn: int
-    depth: int
-    state_hash: str
-    prompt: str
-    prompt_ids: list[int]
-    late_reward: float
+    version: int  # of the policy's weights
+    turn: int  # decisions that this agent took before
+    depth: int  # decisions that were taken before, by all agents
+    state_hash: str  # equal exactly where the prompt tokens are
+    prompt: str  # the observation, without the chat template
+    prompt_ids: list[int]  # chat template included
+    late_reward: float  # paid to the agent at other agents' steps, after this decision
     candidates: list[CandidateRow]
-    unplayed: NotRequired[UnplayedRow]
+    unplayed: NotRequired[UnplayedRow]  # training with a critic
 
 
 class WithoutRow(TypedDict):
     """The end of a copy of an episode in which all replies of some agents were blank."""
 
-    blanked: list[str]
-    outcome: float
+    blanked: list[str]  # the agents
+    outcome: float  # F1 or success
     tokens: int
 
 
@@ -152,16 +111,18 @@ class EpisodeRow(TypedDict):
     """A line of trajectories.jsonl."""
 
     format: int
-    step: NotRequired[int]
-    team: NotRequired[str]
+    step: NotRequired[int]  # training: counted from 1
+    team: NotRequired[str]  # evaluation: the line-up that played
     task: str
-    seed: int
-    episode: int
-    success: bool | None
-    cooperative: bool
-    returns: dict[str, float]
-    early: NotRequired[dict[str, float]]
+    seed: int  # that `reset` was given
+    episode: int  # which of the task's parallel episodes
+    success: bool | None  # of the team at the end; null where the environment does not say
+    cooperative: bool  # whether the agents share one return
+    returns: dict[str, float]  # by agent, late rewards included
+    early: NotRequired[
+        dict[str, float]
+    ]  # paid before an agent's first decision, or on the way to a fork
     overlong: NotRequired[OverlongRow]
-    came_from: NotRequired[OriginRow]
-    without: NotRequired[list[WithoutRow]]
-    decisions: list[DecisionRow]
+    came_from: NotRequired[OriginRow]  # training
+    without: NotRequired[list[WithoutRow]]  # training
+    decisions: list[DecisionRow]  # in order

@@ -13,7 +13,6 @@ import contextlib
 import json
 import logging
 import os
-import platform
 import socket
 import struct
 from collections.abc import Callable, Sequence
@@ -356,61 +355,36 @@ def remove_orphans(client: Any) -> int:
     return removed
 
 
-_UNKNOWN = "-"
-
-
 def owner_mark(pid: int | None = None) -> str:
     """A name for process `pid`, by default this one, that no other process ever has.
 
-    Machine, boot, PID namespace, process id and the process's start, as far as the system tells.
+    Boot, PID namespace, process id and the process's start; empty where there is no /proc, as on macOS.
     """
     pid = os.getpid() if pid is None else pid
-    machine = _read("/etc/machine-id") or platform.node()
-    boot = _read("/proc/sys/kernel/random/boot_id") or _UNKNOWN
-    return ":".join((machine, boot, _namespace(), str(pid), _start(pid)))
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        namespace = Path("/proc/self/ns/pid").stat().st_ino
+    except OSError:
+        return ""
+    start = "gone"
+    with contextlib.suppress(OSError):
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        # After the name, which may hold blanks and brackets; field 22 of proc(5).
+        start = stat.rsplit(")", 1)[1].split()[19]
+    return f"{boot}:{namespace}:{pid}:{start}"
 
 
 def is_orphan(owner: str) -> bool:
-    """Tell whether the process that `owner_mark` named has certainly ended; False if unknown."""
-    parts = owner.split(":")
-    if len(parts) != 5 or not parts[3].isdigit():
+    """Tell whether the process that `owner_mark` named has certainly ended; False if unknown.
+
+    The engine removes containers at the next boot, and the number of a process says nothing on another
+    machine or in another namespace.
+    """
+    place, _, process = owner.rpartition(":")[0].rpartition(":")
+    if not process.isdigit():
         return False
-    machine, boot, namespace, pid, _ = parts
-    here = owner_mark(int(pid)).split(":")
-    if machine != here[0]:
-        return False
-    if boot != here[1]:
-        # After another boot the process is gone for certain, if both boots are known.
-        return _UNKNOWN not in (boot, here[1])
-    # The number of a process in another namespace says nothing here.
-    if namespace != here[2]:
-        return False
-    return owner != owner_mark(int(pid))
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text().strip().replace(":", "")
-    except OSError:
-        return ""
-
-
-def _namespace() -> str:
-    try:
-        return str(Path("/proc/self/ns/pid").stat().st_ino)
-    except OSError:
-        return _UNKNOWN
-
-
-def _start(pid: int) -> str:
-    """Return the start of a process, in clock ticks after the boot; `gone` if there is none."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        # Without a /proc, as on macOS, nothing is known.
-        return "gone" if Path("/proc/self/stat").exists() else _UNKNOWN
-    # After the name, which may hold blanks and brackets; field 22 of proc(5).
-    return stat.rsplit(")", 1)[1].split()[19]
+    now = owner_mark(int(process))
+    return now.startswith(f"{place}:") and owner != now
 
 
 # What the worker isolates programs with; their own filter refuses all of it.

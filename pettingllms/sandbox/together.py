@@ -8,7 +8,7 @@ and cases of one call, and of calls that other threads make at the same time.
 `is_simple` decides from the text which programs these are. It allows the names of pure functions
 and of methods of texts, numbers and containers, and nothing else after a dot: no imports, no classes,
 no handlers of exceptions, no private names. Such a program has no way to reach the interpreter, the
-code around it, or another case. `_DRIVER` gives it a namespace, builtins and streams of its own all the same. Texts travel as bytes.
+code around it, or another case. `_DRIVER` gives it a namespace, builtins and streams of its own all the same.
 
 A result is taken over only where it is beyond doubt that a fresh process would have given it. Any
 other run, one that comes near a limit among them, is done again in a process of its own.
@@ -23,17 +23,16 @@ waits for company, and the busier the scorers, the more share a process.
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import math
 import os
 import re
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from pettingllms.sandbox.types import DEFAULT_LIMITS, RUNAWAY, Case, Limits, RunResult, Sandbox
 
@@ -69,18 +68,20 @@ _KEYWORDS = _words(
     """async await case class except finally from global import match nonlocal raise try type with
     yield"""
 )
+_HALF = re.compile("[\ud800-\udfff]")
 _WORD = re.compile(r"(\.?)([A-Za-z_][A-Za-z0-9_]*)?")
 
+# Bytes travel as characters below 256: JSON would join the two halves of a character.
 _DRIVER_CODE = """
 import builtins, io, json, linecache, sys, time, traceback, warnings
 def stream(data):
     return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8", errors="surrogateescape", newline="\\n")
-def one(code, names, function, given, arguments):
-    sys.stdin, sys.stdout = stream(given), stream(b"")
+def one(code, names, function, stdin, arguments):
+    sys.stdin, sys.stdout = stream(stdin.encode("latin-1")), stream(b"")
     space = {"__name__": "__main__" if function is None else "main", "__builtins__": dict(names)}
-    begun, value, said = time.process_time(), None, ""
+    begun, value, said = time.process_time(), b"", ""
     try:
-        arguments = json.loads(arguments.decode())
+        arguments = json.loads(arguments.encode("latin-1").decode())
         if type(arguments) is not list:
             return None
         exec(code, space)
@@ -98,7 +99,10 @@ def one(code, names, function, given, arguments):
         sys.stdout.flush()
     except Exception:
         return None
-    return sys.stdout.buffer.getvalue(), said, value, time.process_time() - begun
+    return row(sys.stdout.buffer.getvalue(), said, value, time.process_time() - begun)
+def row(output, error, value, seconds):
+    texts = output, error.encode("utf-8", "backslashreplace"), value
+    return [*(text.decode("latin-1") for text in texts), seconds]
 def all_of(text, names, function, cases):
     ended = text if text.endswith("\\n") else text + "\\n"
     linecache.cache["main.py"] = (len(text), None, ended.splitlines(True), "main.py")
@@ -114,30 +118,19 @@ def all_of(text, names, function, cases):
     if warned:
         return []
     if said is not None:
-        return [(b"", said, None, 0.0) for _ in cases]
+        return [row(b"", said, b"", 0.0) for _ in cases]
     return [one(code, names, function, *case) for case in cases]
 def main():
-    read, out = sys.stdin.buffer, sys.stdout.buffer
-    asked, names = json.loads(read.readline()), {name: getattr(builtins, name) for name in NAMES}
+    requests, out = json.loads(sys.stdin.readline()), sys.stdout
+    names = {name: getattr(builtins, name) for name in NAMES}
     warnings.simplefilter("error")
-    for function, programs, cases in asked:
-        function = None if function is None else read.read(function).decode()
-        programs = [read.read(size).decode() for size in programs]
-        cases = [(read.read(stdin), read.read(arguments)) for stdin, arguments in cases]
+    for function, programs, cases in requests:
         for text in programs:
             try:
                 rows = all_of(text, names, function, cases)
             except Exception:
                 rows = []
-            sizes, parts = [], []
-            for row in rows:
-                if row is None:
-                    sizes.append(None)
-                    continue
-                texts = row[0], row[1].encode("utf-8", "backslashreplace"), row[2] or b""
-                sizes.append([*map(len, texts), row[3]])
-                parts += texts
-            out.write(json.dumps(sizes).encode() + b"\\n" + b"".join(parts))
+            out.write(json.dumps(rows) + "\\n")
             out.flush()
 main()
 """
@@ -181,8 +174,8 @@ class SharedRuns:
         self, sandbox: Sandbox, limits: Limits = DEFAULT_LIMITS, *, end_at_limit: bool = True
     ) -> None:
         self._sandbox, self._limits, self._end_at_limit = sandbox, limits, end_at_limit
-        # None where a run was tried in company and its result is in doubt.
-        self._known: dict[tuple[str, Case], RunResult | None] = {}
+        self._known: dict[tuple[str, Case], RunResult] = {}
+        self._tried: set[tuple[str, Case]] = set()
 
     def __call__(self, programs: Sequence[str], cases: Sequence[Case]) -> list[list[RunResult]]:
         """Runs every program on every case; `result[p][c]`.
@@ -191,20 +184,21 @@ class SharedRuns:
             SandboxUnavailable: as `Sandbox.run`.
         """
         self.share(programs, cases)
+        run = partial(self._sandbox.run, limits=self._limits, end_at_limit=self._end_at_limit)
         rows: dict[str, list[RunResult]] = {}
         missing: dict[tuple[Case, ...], list[str]] = {}
         for program in dict.fromkeys(programs):
-            left = tuple(case for case in cases if self._known.get((program, case)) is None)
+            left = tuple(case for case in cases if (program, case) not in self._known)
             missing.setdefault(left, []).append(program)
-        for left, those in missing.items():
-            results = self._alone(those, left) if left else [[] for _ in those]
-            for program, row in zip(those, results, strict=True):
-                if len(left) < len(cases) and any(run.status in RUNAWAY for run in row):
+        for left, alike in missing.items():
+            results = run(alike, left) if left else [[] for _ in alike]
+            for program, row in zip(alike, results, strict=True):
+                if len(left) < len(cases) and any(result.status in RUNAWAY for result in row):
                     # A limit that was broken may end the list for cases that are known.
-                    [rows[program]] = self._alone([program], cases)
+                    [rows[program]] = run([program], cases)
                 else:
-                    by_case = dict(zip(left, row, strict=True))
-                    rows[program] = [by_case.get(c) or self._result(program, c) for c in cases]
+                    new = dict(zip(left, row, strict=True))
+                    rows[program] = [new.get(c) or self._known[program, c] for c in cases]
         return [rows[program] for program in programs]
 
     def within(self, limits: Limits, *, end_at_limit: bool = True) -> SharedRuns:
@@ -213,7 +207,7 @@ class SharedRuns:
         Those were found within `SHARED_CPU_S`, or less where the limits here are shorter.
         """
         other = SharedRuns(self._sandbox, limits, end_at_limit=end_at_limit)
-        other._known = self._known
+        other._known, other._tried = self._known, self._tried
         return other
 
     def share(self, programs: Sequence[str], cases: Sequence[Case]) -> None:
@@ -222,51 +216,34 @@ class SharedRuns:
         Raises:
             SandboxUnavailable: as `Sandbox.run`.
         """
-        functions = {case.function for case in cases}
-        left = [program for program in dict.fromkeys(programs) if self._is_new(program, cases)]
-        size = sum(len(case.stdin) + len(case.args) for case in cases)
+        left = [
+            program
+            for program in dict.fromkeys(programs)
+            if not self._tried.issuperset((program, case) for case in cases) and is_simple(program)
+        ]
+        alike = len({case.function for case in cases}) == 1
+        # UTF-8, in which calls travel, cannot express half a character.
+        halves = any(_HALF.search(f"{case.function}{case.args}") for case in cases)
         # A single run gains nothing.
-        if len(functions) != 1 or len(left) * len(cases) < 2 or not all(map(_is_sent, cases)):
+        if not alike or halves or len(left) * len(cases) < 2:
             return
         within = replace(self._limits, cpu_s=min(self._limits.cpu_s, SHARED_CPU_S))
         # Not tried twice, whatever comes of it.
-        self._known |= dict.fromkeys((program, case) for program in left for case in cases)
+        self._tried |= {(program, case) for program in left for case in cases}
         # As many as fit whatever they are: a simple program has at most `_PROGRAM_CHARS`.
+        size = sum(len(case.stdin) + len(case.args) for case in cases)
         at_once = min(MOST_RUNS // len(cases), (MOST_CHARS - size) // _PROGRAM_CHARS)
         while left and at_once > 0:
-            now = left[:at_once]
+            now, left = left[:at_once], left[at_once:]
             whole, rows = gatherer_of(self._sandbox)(self._sandbox, now, cases, within)
-            # There are fewer rows where the process ended early.
             for program, row in zip(now, rows, strict=False):
                 for case, run in zip(cases, row, strict=False):
-                    self._known[program, case] = _result(run, whole, self._limits, case)
+                    if result := _result(run, whole, self._limits, case):
+                        self._known[program, case] = result
             if len(rows) < len(now):
                 # The process ended early: an endless loop, or no memory left. Programs of one task
                 # tend to do so together, and each try costs up to SHARED_CPU_S.
                 return
-            left = left[at_once:]
-
-    def _is_new(self, program: str, cases: Sequence[Case]) -> bool:
-        return any((program, case) not in self._known for case in cases) and is_simple(program)
-
-    def _alone(self, programs: Sequence[str], cases: Sequence[Case]) -> list[list[RunResult]]:
-        return self._sandbox.run(
-            programs, cases, limits=self._limits, end_at_limit=self._end_at_limit
-        )
-
-    def _result(self, program: str, case: Case) -> RunResult:
-        result = self._known[program, case]
-        assert result is not None
-        return result
-
-
-def _is_sent(case: Case) -> bool:
-    """Returns whether its call travels as it is: UTF-8 must express it."""
-    try:
-        f"{case.function}{case.args}".encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 Raw = tuple[bytes, bytes, bytes, float] | None
@@ -275,22 +252,17 @@ Raw = tuple[bytes, bytes, bytes, float] | None
 
 def _rows_of(output: bytes) -> list[list[Raw]]:
     """The runs of each program, as far as they are complete; another service may have said anything."""
-    stream = io.BytesIO(output)
     rows: list[list[Raw]] = []
-    try:
-        while line := stream.readline():
-            row = json.loads(line)
-            rows.append([None if sizes is None else _raw(stream, *sizes) for sizes in row])
-    except (ValueError, TypeError, OverflowError, RecursionError):
-        pass
+    with contextlib.suppress(ValueError, TypeError, AttributeError, RecursionError):
+        for line in output.split(b"\n"):
+            rows.append([None if run is None else _raw(*run) for run in json.loads(line)])
     return rows
 
 
-def _raw(stream: io.BytesIO, out: int, err: int, value: int, cpu_s: float) -> Raw:
-    texts = stream.read(out), stream.read(err), stream.read(value)
-    if tuple(map(len, texts)) != (out, err, value) or not 0 <= cpu_s < math.inf:
-        raise ValueError("the process ended here")
-    return *texts, cpu_s
+def _raw(out: str, err: str, value: str, cpu_s: float) -> Raw:
+    if not 0 <= cpu_s < math.inf:
+        raise ValueError("not a time")
+    return out.encode("latin-1"), err.encode("latin-1"), value.encode("latin-1"), cpu_s
 
 
 def _result(run: Raw, whole: RunResult, limits: Limits, case: Case) -> RunResult | None:
@@ -320,13 +292,8 @@ def _result(run: Raw, whole: RunResult, limits: Limits, case: Case) -> RunResult
 # ---------------------------------------------------------------- threads that share a process
 
 
-class ProcessOutput(NamedTuple):
-    """The output of a process for one request."""
-
-    whole: RunResult
-    """The process itself."""
-    rows: list[list[Raw]]
-    """One for each program; fewer where the process ended early."""
+Output = tuple[RunResult, list[list[Raw]]]
+"""A process, and a row for each program of one request; fewer where the process ended early."""
 
 
 @dataclass(eq=False)
@@ -336,21 +303,20 @@ class _Request:
     programs: Sequence[str]
     cases: Sequence[Case]
     limits: Limits
-    shared: ProcessOutput | None = None
     alone: bool = False
     """It was in a process that did not come to its end, and is not put at risk by others again."""
+    output: Future[Output | None] = field(default_factory=Future)
+    """None where it has to be tried alone."""
 
     def __post_init__(self) -> None:
-        [function] = {case.function for case in self.cases}
-        calls = [text for case in self.cases for text in (case.stdin, case.args)]
-        texts = [*([] if function is None else [function]), *self.programs, *calls]
-        self.payload = "".join(texts)
-        sizes = [len(text.encode("utf-8", "surrogatepass")) for text in texts]
-        first = None if function is None else sizes.pop(0)
-        calls_at = len(self.programs)
-        pairs = list(zip(sizes[calls_at::2], sizes[calls_at + 1 :: 2], strict=True))
-        self.header = (first, sizes[:calls_at], pairs)
-        self.runs = calls_at * len(self.cases)
+        cases = [(_sent(case.stdin), _sent(case.args)) for case in self.cases]
+        function = self.cases[0].function
+        self.text = json.dumps([function and _sent(function), self.programs, cases])
+        self.runs = len(self.programs) * len(self.cases)
+
+
+def _sent(text: str) -> str:
+    return text.encode("utf-8", "surrogatepass").decode("latin-1")
 
 
 class Gatherer:
@@ -358,15 +324,12 @@ class Gatherer:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
-        self._here: list[_Request] = []
-        """Of all threads that are in a turn."""
-        self._running: dict[_Request, list[_Request]] = {}
-        self._most = max(1, (os.cpu_count() or 1) // 2)
+        self._places = threading.Semaphore(max(1, (os.cpu_count() or 1) // 2))
+        self._waiting: list[_Request] = []
 
     def __call__(
         self, sandbox: Sandbox, programs: Sequence[str], cases: Sequence[Case], limits: Limits
-    ) -> ProcessOutput:
+    ) -> Output:
         """Runs programs on cases, which call one function or none, perhaps with those of other threads.
 
         Args:
@@ -378,77 +341,60 @@ class Gatherer:
         Raises:
             SandboxUnavailable: as `Sandbox.run`.
         """
-        mine = _Request(programs, cases, limits)
-        if threading.current_thread() is not threading.main_thread():
-            return self._do(sandbox, mine)
-        # Ctrl-C interrupts the main thread anywhere, so that one only waits.
-        done: Future[ProcessOutput] = Future()
-        threading.Thread(target=self._tell, args=(done, sandbox, mine), daemon=True).start()
-        return done.result()
+        request = _Request(programs, cases, limits)
+        while (output := self._output(sandbox, request)) is None:
+            request = replace(request, alone=True, output=Future())
+        return output
 
-    def _tell(self, done: Future[ProcessOutput], sandbox: Sandbox, mine: _Request) -> None:
-        try:
-            done.set_result(self._do(sandbox, mine))
-        except BaseException as error:  # noqa: BLE001 - it is raised again by who waits for it
-            done.set_exception(error)
+    def _output(self, sandbox: Sandbox, request: _Request) -> Output | None:
+        self._waiting.append(request)
+        # Ctrl-C interrupts the main thread anywhere, so that callers only wait.
+        threading.Thread(target=self._run, args=(sandbox, request), daemon=True).start()
+        return request.output.result()
 
-    def _do(self, sandbox: Sandbox, mine: _Request) -> ProcessOutput:
-        while mine.shared is None:
-            with self._turn(mine) as batch:
-                if batch:
-                    self._run(sandbox, batch)
-        return mine.shared
+    def _run(self, sandbox: Sandbox, request: _Request) -> None:
+        """Runs a request, and others with it, unless it ran with another one."""
+        with self._places:
+            batch = self._batch(request)
+            outputs: list[Output | None] = [None for _ in batch]
+            try:
+                outputs = _outputs(sandbox, batch) if batch else []
+            except BaseException as error:  # noqa: BLE001 - it is raised again by the thread that waits
+                # It says nothing about the others.
+                request.output.set_exception(error)
+                batch, outputs = batch[1:], outputs[1:]
+        for member, output in zip(batch, outputs, strict=True):
+            member.output.set_result(output)
 
-    @contextlib.contextmanager
-    def _turn(self, mine: _Request) -> Iterator[list[_Request]]:
-        """Waits until `mine` is done, or there is room: takes it then, for `mine` and others with it."""
-        try:
-            with self._lock:
-                self._here.append(mine)
-                self._changed.wait_for(lambda: mine.shared is not None or self._is_free(mine))
-                batch = [] if mine.shared is not None else self._beside(mine)
-                if batch:
-                    self._running[mine] = batch
-            yield batch
-        finally:
-            with self._lock:
-                # An endless loop in one request says nothing about the others, nor does an error here.
-                for request in self._running.pop(mine, []):
-                    request.alone = True
-                self._here = [request for request in self._here if request is not mine]
-                self._changed.notify_all()
+    def _batch(self, request: _Request) -> list[_Request]:
+        """Takes a request that waits, and those that fit into one process with it."""
+        with self._lock:
+            waiting = [*self._waiting]
+            if request not in waiting:
+                return []
+            batch, runs, chars = [request], request.runs, len(request.text)
+            for other in [] if request.alone else waiting:
+                fits = runs + other.runs <= MOST_RUNS and chars + len(other.text) <= MOST_CHARS
+                alike = other.limits == request.limits and not other.alone
+                if fits and alike and other is not request:
+                    batch.append(other)
+                    runs, chars = runs + other.runs, chars + len(other.text)
+            for member in batch:
+                self._waiting.remove(member)
+            return batch
 
-    @property
-    def _waiting(self) -> list[_Request]:
-        taken = {request for batch in self._running.values() for request in batch}
-        return [
-            request for request in self._here if request.shared is None and request not in taken
-        ]
 
-    def _is_free(self, mine: _Request) -> bool:
-        return len(self._running) < self._most and mine in self._waiting
-
-    def _beside(self, mine: _Request) -> list[_Request]:
-        """A request and those that fit into one process with it."""
-        batch, runs, chars = [mine], mine.runs, len(mine.payload)
-        for request in [] if mine.alone else self._waiting:
-            fits = runs + request.runs <= MOST_RUNS and chars + len(request.payload) <= MOST_CHARS
-            if fits and request is not mine and not request.alone and request.limits == mine.limits:
-                batch.append(request)
-                runs, chars = runs + request.runs, chars + len(request.payload)
-        return batch
-
-    def _run(self, sandbox: Sandbox, batch: Sequence[_Request]) -> None:
-        header = json.dumps([request.header for request in batch])
-        stdin = "".join([header, "\n", *(request.payload for request in batch)])
-        [[whole]] = sandbox.run([_DRIVER], [Case(stdin)], limits=batch[0].limits)
-        rows = _rows_of(whole.stdout_bytes)
-        for request in batch:
-            count = len(request.programs)
-            mine, rows = rows[:count], rows[count:]
-            # By itself a request has what there is, also where the process ended early.
-            if len(mine) == count or len(batch) == 1:
-                request.shared = ProcessOutput(whole, mine)
+def _outputs(sandbox: Sandbox, batch: Sequence[_Request]) -> list[Output | None]:
+    """What each request has of one process; None for those that shared it and miss something."""
+    stdin = f"[{','.join(request.text for request in batch)}]\n"
+    [[whole]] = sandbox.run([_DRIVER], [Case(stdin)], limits=batch[0].limits)
+    rows, outputs = _rows_of(whole.stdout_bytes), list[Output | None]()
+    for request in batch:
+        count = len(request.programs)
+        complete = len(rows) >= count or len(batch) == 1
+        outputs.append((whole, rows[:count]) if complete else None)
+        rows = rows[count:]
+    return outputs
 
 
 # Weak keys, so that this table keeps no sandbox and no worker alive.

@@ -34,8 +34,8 @@ from pettingzoo.env_registry.exceptions import PettingZooRegistryError
 
 from pettingllms.contrib.games.classic_texts import TEXTS, GameText, generic
 from pettingllms.contrib.games.game_env import GameEnv, seat_roles
+from pettingllms.contrib.games.generators import Generators, private, seeded
 from pettingllms.envs.aec import deep_copied, pickled
-from pettingllms.envs.generators import Generators, private, seeded
 from pettingllms.errors import CloneError, ConfigError, UnknownNameError, did_you_mean
 from pettingllms.registry import resolve
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from pettingllms.envs.generators import private, seeded
+from pettingllms.contrib.games.generators import private, seeded
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 
 INSTALL = "pip install 'pettingllms[textarena]'"

@@ -35,12 +35,12 @@ from typing import Any, ClassVar, Literal, Self, get_args
 import numpy as np
 
 from pettingllms.contrib.games.game_env import GameEnv, seat_roles
+from pettingllms.contrib.games.generators import Generators, private, seeded
 from pettingllms.contrib.games.textarena_games import (
     DOWNLOAD,
     game_of,
 )
 from pettingllms.envs import arguments
-from pettingllms.envs.generators import Generators, private, seeded
 from pettingllms.errors import CloneError, ConfigError
 
 logger = logging.getLogger(__name__)
