@@ -100,9 +100,9 @@ def parser() -> OptionParser:
         nargs="?",
         const="here",
         metavar="DEVICE",
-        help="Print the resolved settings and an estimate of memory, work and time; load nothing. For "
-        "this machine's GPU, else an H100; or for rtx-4090, l40s, a100, h100, h100-pcie, h200; or cpu, "
-        "where a small step is taken and timed",
+        help="Print the resolved settings and an estimate of memory and work; load nothing. For this "
+        "machine's GPU, else an H100; or for rtx-4090, l40s, a100, h100, h200; or cpu, where a small step is "
+        "taken and timed",
     )
     options.add_argument(
         "--probe",
