@@ -243,7 +243,7 @@ class Coalitions(Blanked):
     def completions(self, count: int) -> int:
         """K episodes; in the copies, at the most one for each set of agents before a decision."""
         most = 2 ** (MOST_AGENTS - 1)
-        return self.episodes * sum(min(2**depth, most) for depth in range(count))
+        return int(self.episodes * sum(min(2**depth, most) for depth in range(count)))
 
     def check(self, env: Any) -> None:
         """Refuses teams with too many sets of agents.
