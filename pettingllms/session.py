@@ -315,7 +315,6 @@ class _Session:
         config, trainer = self.config, self.trainer
         # Before the trackers open: they drop what they have of later steps.
         step = checkpoints.resume(self.folder, trainer)
-        self._note_left()
         self.display.say(_opening(config, self.policies, self.folder.path, step))
         self.trackers = open_trackers(trackers, self.folder.path, dataclasses.asdict(config), step)
         before: list[Evaluation] = []
@@ -363,7 +362,6 @@ class _Session:
             place = checkpoints.save(self.folder, self.trainer)
         except WorkersLost as error:
             raise WorkersLost(f"{error}\n{self._last_checkpoint()}") from error
-        self._note_left()
         self._call("on_save", place)
 
     def _call(self, hook: str, *arguments: Any) -> None:
@@ -435,13 +433,6 @@ class _Session:
     def _last_checkpoint(self) -> str:
         places = checkpoints.saved(self.folder.path)
         return f"the last checkpoint is in {places[0]}" if places else "no step has been saved yet"
-
-    def _note_left(self) -> None:
-        """Has the last checkpoint named also where Ray ends this process."""
-        if self.config.workers:
-            from pettingllms.distributed.apart import left
-
-            left(self._last_checkpoint())
 
     def _log(self, row: Mapping[str, Any]) -> None:
         self.folder.append(METRICS, [row])
