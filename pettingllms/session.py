@@ -77,7 +77,7 @@ LATE = (
     "--method grpo, dr_mas, or gigpo compare whole episodes, look_ahead what candidates lead to"
 )
 
-SHARING = "pettingllms.contrib.sharing"
+SHARING = "pettingllms.contrib.sharing.writing"
 """Shares adapters. The core names contrib by path alone, where a setting asks for it."""
 SILENT_STEPS = 5
 SILENT = (

@@ -13,7 +13,7 @@ from benchmarks.learning import words_of
 from benchmarks.priming import RECIPES, SOURCES, draw, prime
 from pettingllms.assembly import make_env
 from pettingllms.cli import evaluate, train
-from pettingllms.contrib.sharing import share
+from pettingllms.contrib.sharing.writing import share
 from pettingllms.envs import make
 from pettingllms.errors import PettingLLMsError
 from pettingllms.evaluation.folder import digest

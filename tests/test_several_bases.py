@@ -24,7 +24,7 @@ from pettingllms.assembly import build_policies, make_env
 from pettingllms.cli.estimate import dry_run
 from pettingllms.cli.evaluate import parse as parse_eval
 from pettingllms.cli.view import main as view
-from pettingllms.contrib.sharing import share
+from pettingllms.contrib.sharing.writing import share
 from pettingllms.errors import ConfigError
 from pettingllms.evaluation.config import EvalConfig
 from pettingllms.evaluation.run import run_evaluation

@@ -21,8 +21,8 @@ from transformers import AutoModelForCausalLM
 
 from pettingllms.cli import serve as serve_command
 from pettingllms.contrib.sharing import command as share_command
-from pettingllms.contrib.sharing import share
 from pettingllms.contrib.sharing.card import license_of, public_settings
+from pettingllms.contrib.sharing.writing import share
 from pettingllms.errors import ConfigError, RunFolderError
 from pettingllms.evaluation.config import EvalConfig
 from pettingllms.evaluation.run import run_evaluation

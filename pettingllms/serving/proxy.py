@@ -11,7 +11,6 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from http.client import HTTPException
 from typing import Any
 
 import httpx2
@@ -148,7 +147,7 @@ class VllmServer:
                     logprobs += (choice.get("logprobs") or {}).get("token_logprobs") or []
                     finished = choice.get("finish_reason") is not None
                     heard("".join(text.push(token) for token in new if token not in chat.end_ids))
-        except (OSError, HTTPException, ServerError) as error:
+        except (httpx2.HTTPError, ServerError) as error:
             raise Stopped(f"vLLM's server failed: {error}") from error
         # A stream that breaks off ends like one that is complete, except for the reason to finish.
         if not (finished and ids):

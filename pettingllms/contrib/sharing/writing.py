@@ -1,0 +1,184 @@
+"""Writes what is shared of a run, into a folder or to the hub; `pettingllms.contrib.sharing` says what that is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from pettingllms.assembly import make_env
+from pettingllms.contrib.sharing.card import CURVES, SharedRun, card_of, public_settings
+from pettingllms.contrib.sharing.hub import check_target, upload
+from pettingllms.envs.aec import clone_env, observe_text
+from pettingllms.envs.questions import role_prompts
+from pettingllms.errors import ConfigError, PettingLLMsError, RunFolderError
+from pettingllms.policies.roles import parse_policies
+from pettingllms.policies.sources import HUB, TEAM
+from pettingllms.policies.weights import CONFIG_FILE, WEIGHTS_FILE, read_config, write_directory
+from pettingllms.rollout.files import SUMMARY
+from pettingllms.runs import read_config as read_settings
+from pettingllms.runs.team import team_text
+from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
+from pettingllms.types import role_of
+
+CARD = "README.md"
+
+
+def share(run: Path, to: str, *, private: bool = False) -> str:
+    """Writes a run's adapters and their card to a folder or to the hub; returns where they are.
+
+    Args:
+        run: the folder of a finished run.
+        to: `hub:NAME`, or a folder, which must be new, empty, or hold what was shared before.
+        private: whether a repository that is created is private.
+
+    Raises:
+        RunFolderError: no finished run, or a folder that cannot be written.
+        ConfigError: full models, a folder with other files, or the hub does not take them.
+    """
+    shared = read_run(run)
+    if not to.startswith(HUB):
+        folder = Path(to).expanduser()
+        _check_folder(folder)
+        write_shared(shared, folder, to)
+        return str(folder)
+    name = to.removeprefix(HUB)
+    check_target(name)
+    # A name of the kind that `RunFolder.reopen` removes, should this process be killed.
+    staged = run / ".shared.upload"
+    try:
+        write_shared(shared, staged, to)
+        return upload(staged, name, private=private)
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+
+
+def read_run(run: Path) -> SharedRun:
+    """Reads the parts of a run that are shared.
+
+    Raises:
+        RunFolderError: no run, or one that has not finished.
+        ConfigError: its policies are full models.
+    """
+    config = resolve(read_settings(run))
+    check_shareable(config)
+    path = run / SUMMARY
+    if not path.is_file():
+        raise RunFolderError(
+            f"the run {run} has not finished, so that there is nothing measured to share: it has no "
+            f"{SUMMARY}; continue it with pettingllms-train --resume {run}"
+        )
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+        evaluations = list(summary["after"])
+        roles = list(evaluations[0]["roles"]) if evaluations else []
+        table = (run / "summary.md").read_text(encoding="utf-8") if evaluations else ""
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise RunFolderError(f"{path} is damaged: {error}; restore it") from error
+    if not roles:
+        raise ConfigError(
+            f"the run {run} was trained without an evaluation (eval_tasks 0), and a card says what was "
+            "measured; train with --eval-tasks 100"
+        )
+    adapters = sorted(file.parent for file in (run / "adapters").glob(f"*/{CONFIG_FILE}"))
+    return SharedRun(run, config, roles, table, adapters)
+
+
+def check_shareable(config: ATGRPOConfig) -> None:
+    """Refuses full models.
+
+    Raises:
+        ConfigError: the policies of the run are no adapters.
+    """
+    settings = config.policy_settings.values()
+    if config.full or any(policy.get("full") for policy in settings):
+        raise ConfigError(
+            "adapters are shared, and policies of this run are full models; upload the folder "
+            "of each with `hf upload NAME FOLDER`"
+        )
+
+
+def check_push(config: ATGRPOConfig, name: str) -> None:
+    """Refuses what could not be shared as `hub:NAME` once it is trained.
+
+    Raises:
+        ConfigError: full models, or a repository that cannot be uploaded to.
+    """
+    check_shareable(config)
+    check_target(name)
+
+
+def write_shared(shared: SharedRun, folder: Path, to: str) -> None:
+    """Writes the folder that is shared, as a whole.
+
+    Raises:
+        RunFolderError: it cannot be written.
+    """
+
+    def fill(fresh: Path) -> None:
+        for adapter in shared.adapters:
+            _copy_adapter(adapter, fresh / adapter.name, shared.base_of(adapter.name))
+        curves = shared.run / CURVES
+        if curves.is_file():
+            shutil.copyfile(curves, fresh / CURVES)
+        prompts = prompts_of(shared.config)
+        (fresh / CARD).write_text(card_of(shared, to, prompts), encoding="utf-8")
+        policies = parse_policies(shared.config.policies, shared.roles)
+        text = team_text(shared.config, public_settings(shared.config), prompts, policies)
+        (fresh / TEAM).write_text(text, encoding="utf-8")
+
+    try:
+        write_directory(folder, fill)
+    except OSError as error:
+        raise RunFolderError(
+            f"{folder} cannot be written: {error.strerror}; free space, fix permissions, or choose "
+            "another --to"
+        ) from error
+
+
+def prompts_of(config: ResolvedConfig) -> dict[str, dict[str, str]]:
+    """Role -> its first prompt: the text `before` and `after` a question, or an `example`.
+
+    Nothing where the environment cannot be made here any more.
+    """
+    try:
+        env = make_env(config, "test")
+        if asked := role_prompts(env):
+            return {role: prompt._asdict() for role, prompt in asked.items()}
+        env = clone_env(env)
+        env.reset(seed=0)
+        seen = [(role_of(agent), observe_text(env, agent)) for agent in env.possible_agents]
+    except PettingLLMsError:
+        return {}
+    return {role: {"example": text} for role, text in reversed(seen)}
+
+
+def _copy_adapter(adapter: Path, target: Path, base: str) -> None:
+    """Copies an adapter under the public name of its base, which may have been a path here."""
+    # Refuses what is no plain LoRA adapter; nothing else of it is needed.
+    read_config(adapter)
+    values = json.loads((adapter / CONFIG_FILE).read_text(encoding="utf-8"))
+    values["base_model_name_or_path"] = base
+    target.mkdir()
+    text = json.dumps(values, indent=2, sort_keys=True) + "\n"
+    (target / CONFIG_FILE).write_text(text, encoding="utf-8")
+    shutil.copyfile(adapter / WEIGHTS_FILE, target / WEIGHTS_FILE)
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuses a folder that would lose what it holds.
+
+    Raises:
+        ConfigError: it holds files that were not shared, or is a file.
+    """
+    if folder.is_file():
+        raise ConfigError(f"--to {folder} is a file; give a folder, or hub:NAME")
+    inside = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    adapters = {name for name in inside if (folder / name / CONFIG_FILE).is_file()}
+    others = sorted(inside - adapters - {CARD, CURVES, TEAM})
+    # A folder with adapters but no card was not written by `share`.
+    if others or (inside and CARD not in inside):
+        raise ConfigError(
+            f"--to {folder} holds other files ({(others or sorted(inside))[0]}), which would be "
+            "lost; choose a new folder"
+        )
