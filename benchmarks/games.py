@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.evidence import Table
 from benchmarks.options import Options
-from pettingllms.contrib.games.textarena_games import VARIANTS, registry
+from pettingllms.contrib.games.textarena_games import registry
 from pettingllms.envs import check, load_env
 from pettingllms.envs.aec import clone_env
 from pettingllms.errors import PettingLLMsError
@@ -84,7 +84,7 @@ def games() -> list[str]:
         next((name for name in names if re.fullmatch(r".+-v\d+", name)), names[0])
         for names in families.values()
     ]
-    own = [f"textarena:{name}" for name in sorted([*plain, *VARIANTS])]
+    own = [f"textarena:{name}" for name in sorted(plain)]
     return own + [f"pettingzoo:classic/{name}" for name in CLASSIC]
 
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import matplotlib.pyplot as plt
 import torch
 
-from benchmarks import kuhn, noughts
+from benchmarks import kuhn, kuhn_game, noughts
 from benchmarks.evidence import Table
 from benchmarks.options import Options
 from benchmarks.priming.games import OUT, reply
@@ -252,6 +252,7 @@ def main() -> None:
     parser.add_argument("--set", default="{}", help="other settings, as JSON")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
+    kuhn_game.register()
     torch.set_num_threads(1)
     kept = json.loads(options.out.read_text()) if options.out.exists() else {}
     for name in options.game:

@@ -93,7 +93,7 @@ _TRAIN = [
     "matplotlib",
     "yaml",
 ]
-_SERVE = ["h11", "uvicorn", "starlette"]
+_SERVE = ["httpx2", "uvicorn", "starlette"]
 EXTRAS = dict.fromkeys(_TRAIN, "train") | dict.fromkeys(_SERVE, "serve") | {"openenv": "openenv"}
 """Module -> the extra that installs it."""
 

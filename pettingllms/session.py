@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from pettingllms import registry
 from pettingllms.assembly import (
     EnvSource,
     build_policies,
@@ -60,8 +61,6 @@ from pettingllms.runs import (
 )
 from pettingllms.runs.trackers import Tracker, numbers_only, open_trackers, tracker_names
 from pettingllms.sandbox.isolation import announce
-from pettingllms.sharing import check_shareable, share
-from pettingllms.sharing.hub import check_target
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.callbacks import Callback, Display, Lines, called
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
@@ -78,6 +77,8 @@ LATE = (
     "--method grpo, dr_mas, or gigpo compare whole episodes, look_ahead what candidates lead to"
 )
 
+SHARING = "pettingllms.contrib.sharing.writing"
+"""Shares adapters. The core names contrib by path alone, where a setting asks for it."""
 SILENT_STEPS = 5
 SILENT = (
     f"warning: {SILENT_STEPS} steps in a row had nothing to learn from, because in every group all "
@@ -219,6 +220,7 @@ class TrainPlan:
             with folder.noting():
                 summary = session.run(tracker_names(config.report_to))
         if summary.finished and config.push_to_hub is not None:
+            share = registry.resolve(f"{SHARING}:share", "command")
             display.say(f"shared: {share(self.path, f'{HUB}{config.push_to_hub}')}")
         return summary
 
@@ -277,8 +279,7 @@ def plan_run(
     if settings.push_to_hub is not None:  # now, and not only when all is trained
         if not settings.eval_tasks:
             raise ConfigError("push_to_hub shares what was measured; give eval_tasks above 0")
-        check_shareable(settings)
-        check_target(settings.push_to_hub)
+        registry.resolve(f"{SHARING}:check_push", "command")(settings, settings.push_to_hub)
     path = resume or Path(settings.output_dir or default_folder(settings))
     return TrainPlan(settings, template, roles_to_policies, path, resume is not None, env, method)
 
@@ -314,7 +315,6 @@ class _Session:
         config, trainer = self.config, self.trainer
         # Before the trackers open: they drop what they have of later steps.
         step = checkpoints.resume(self.folder, trainer)
-        self._note_left()
         self.display.say(_opening(config, self.policies, self.folder.path, step))
         self.trackers = open_trackers(trackers, self.folder.path, dataclasses.asdict(config), step)
         before: list[Evaluation] = []
@@ -362,7 +362,6 @@ class _Session:
             place = checkpoints.save(self.folder, self.trainer)
         except WorkersLost as error:
             raise WorkersLost(f"{error}\n{self._last_checkpoint()}") from error
-        self._note_left()
         self._call("on_save", place)
 
     def _call(self, hook: str, *arguments: Any) -> None:
@@ -434,13 +433,6 @@ class _Session:
     def _last_checkpoint(self) -> str:
         places = checkpoints.saved(self.folder.path)
         return f"the last checkpoint is in {places[0]}" if places else "no step has been saved yet"
-
-    def _note_left(self) -> None:
-        """Has the last checkpoint named also where Ray ends this process."""
-        if self.config.workers:
-            from pettingllms.distributed.apart import left
-
-            left(self._last_checkpoint())
 
     def _log(self, row: Mapping[str, Any]) -> None:
         self.folder.append(METRICS, [row])

@@ -44,6 +44,7 @@ def trained(folder, env="tests.letters_env:env", **changes):
 @contextlib.contextmanager
 def running(server, key):
     """URL of the HTTP interface of a `RoleServer`, in a thread of this process."""
+    import httpx2
     import uvicorn
 
     from pettingllms.serving.app import application
@@ -60,7 +61,7 @@ def running(server, key):
         try:
             if VllmEndpoint(base).healthy(1.0):
                 break
-        except OSError:
+        except httpx2.HTTPError:
             assert thread.is_alive()
     try:
         yield base

@@ -11,7 +11,7 @@ import torch
 
 from pettingllms.distributed.cluster import connected
 from pettingllms.distributed.guardian import processes_of
-from pettingllms.distributed.pools import check_ranks, placed, pools_of, starting_at_once
+from pettingllms.distributed.pools import check_ranks, placed, pools_of
 from pettingllms.errors import ConfigError
 from pettingllms.policies.loading import load_policies
 from pettingllms.trainer import ATGRPOTrainer
@@ -39,23 +39,6 @@ def test_gpus_that_nobody_claims_are_shared_equally():
     assert {share.gpus for share in alone.values()} == {1.0}
     without = placed(pools_of(pools(), TEAM), 4, "cpu", {"CPU": 16, "GPU": 64})
     assert {share.gpus for share in without.values()} == {0.0}
-
-
-@pytest.mark.parametrize(
-    ("cores", "cpus", "address", "expected"),
-    [
-        (2, 6, None, 2),
-        (6, 6, None, None),  # there is a core for each of four workers and two learners
-        (2, 5, None, None),  # a worker that waits for its place must not be waited for
-        (2, 6, "auto", None),  # nobody knows how many cores the cluster's nodes have
-    ],
-)
-def test_only_processes_that_would_slow_each_other_start_in_turn(
-    cores, cpus, address, expected, monkeypatch
-):
-    monkeypatch.setattr("os.cpu_count", lambda: cores)
-    config = ATGRPOConfig(workers=4, ray_address=address)
-    assert starting_at_once(config, pools_of(config, TEAM), {"CPU": cpus}) == expected
 
 
 @pytest.mark.parametrize(

@@ -132,8 +132,9 @@ def test_commands_are_understood(
     page: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("trl")
-    from pettingllms.cli import data, envs, evaluate, sandbox, serve, share, train, view
+    from pettingllms.cli import data, envs, evaluate, sandbox, serve, train, view
     from pettingllms.contrib.bridges import env_server
+    from pettingllms.contrib.sharing import command as share
 
     monkeypatch.chdir(tmp_path)
     Path("my.yaml").write_text("alpha: 0.5\n")

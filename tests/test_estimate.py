@@ -1,4 +1,4 @@
-"""What `--dry-run` says: of memory, against what an update really keeps; of time; of what fits."""
+"""What `--dry-run` says: of memory, against what an update really keeps; of time on a CPU; of what fits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from benchmarks.measure import saved_bytes
 from pettingllms.cli import train
-from pettingllms.cli.estimate import GPUS, Gpu, ModelShape, activation_bytes, dry_run, gpu_of
+from pettingllms.cli.estimate import Gpu, ModelShape, activation_bytes, dry_run, gpu_of
 from pettingllms.errors import ConfigError
 from pettingllms.policies.packing import batch_logprobs, microbatches
 from pettingllms.policies.prefix_trial import share_prompts
@@ -133,39 +133,6 @@ def test_memory_of_qwen3_is_listed_by_part_and_fits_an_h100(qwen):
     assert "Fits into H100 (80 GiB" in text
 
 
-def test_the_time_of_a_step_follows_from_tokens_layers_and_published_rates(qwen):
-    text = estimate(qwen, "--max-completion-length", "1024", "--sampler", "transformers")
-    rows, at_once, decisions = 32 * 8, 65536 // 2048, 2 * 4
-    passes, cache = rows / at_once, rows * (1024 + 512) * 2 * 8 * 128 * 28 * 2
-    token = (passes * 2 * PARAMETERS + cache) / (3350e9 * 0.6) + passes * 28 * 1e-3
-    prefill = 2 * PARAMETERS * 32 * 1024 / (989e12 * 0.4)
-    sampling = decisions * (prefill + 1024 * token)
-    assert number(text, "sampling with transformers") == pytest.approx(sampling, rel=0.02)
-    # Forward, backward to activations, and the forward pass again.
-    tokens = decisions * (rows * 1024 + 32 * 1024)
-    update = 6 * PARAMETERS * tokens / (989e12 * 0.4)
-    assert number(text, "updates") == pytest.approx(update, rel=0.02)
-    assert number(text, "all 200 steps") == pytest.approx(200 * (sampling + update), rel=0.03)
-    assert "nothing was measured on a GPU" in text
-    words = ("--max-completion-length", "1024")
-    fast = estimate(qwen, *words, "--sampler", "vllm")
-    assert number(fast, "sampling with vllm") < 0.2 * sampling
-    # What is left of vLLM's share holds the caches of so many completions, eight to a prompt.
-    left, kept = 0.4 * 80 * GIB - 2 * PARAMETERS, 2 * 8 * 128 * 28 * 2
-    assert f"sampling with vllm, {int(left // (1152 * kept))} completions at a time" in fast
-    alone = ("--sampler", "vllm", "--vllm.enable_prefix_caching", "false")
-    text = estimate(qwen, "--max-completion-length", "1024", *alone)
-    assert f"sampling with vllm, {int(left // (2048 * kept))} completions at a time" in text
-    short = estimate(qwen, *words, "--sampler", "vllm", "--vllm.kv_cache_dtype", "fp8")
-    assert "sampling with vllm, 256 completions at a time" in short
-    token = (2 * PARAMETERS + cache / 2) / (3350e9 * 0.6) + 28 * 5e-5
-    assert number(short, "sampling with vllm") == pytest.approx(
-        decisions * (prefill + 1024 * token), rel=0.02
-    )
-    slower = estimate(qwen, "--max-completion-length", "1024", gpu="a100")
-    assert number(slower, "updates") == pytest.approx(update * 989 / 312, rel=0.02)
-
-
 @pytest.mark.parametrize(
     ("words", "gpu", "part", "cure"),
     [
@@ -215,26 +182,8 @@ def test_on_a_cpu_a_step_is_taken_and_nothing_written(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("card", "known"),
-    [
-        ("NVIDIA A100-SXM4-80GB", "a100"),
-        ("NVIDIA A100 80GB PCIe", "a100"),
-        ("NVIDIA A100-SXM4-40GB", None),  # with memory that is slower
-        ("NVIDIA H100 80GB HBM3", "h100"),
-        ("NVIDIA H100 PCIe", "h100-pcie"),
-        ("NVIDIA H200", "h200"),
-        ("NVIDIA GH200 480GB", None),
-        ("NVIDIA L40S", "l40s"),
-        ("NVIDIA L40", None),
-        ("NVIDIA L4", None),
-        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
-        ("Tesla V100-SXM2-32GB", None),
-    ],
-)
-def test_this_machines_card_has_the_rates_of_its_own_name(monkeypatch, card, known):
-    here = SimpleNamespace(name=card, total_memory=80 * GIB)
+def test_this_machines_card_has_the_memory_that_it_reports(monkeypatch):
+    here = SimpleNamespace(name="NVIDIA L4", total_memory=22 * GIB)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: here)
-    rates = (GPUS[known].tflops, GPUS[known].gbytes) if known else (0, 0)
-    assert gpu_of(ATGRPOConfig(model="any", device="cuda")) == Gpu(card, 80, *rates)
+    assert gpu_of(ATGRPOConfig(model="any", device="cuda")) == Gpu("NVIDIA L4", 22)

@@ -171,7 +171,7 @@ def test_the_peak_of_an_update_is_what_a_dry_run_says(tmp_path: Path, checkpoint
             optimizer.zero_grad(set_to_none=True)
     measured = torch.cuda.max_memory_allocated()
     found: ModelShape = shape_of(config)
-    here = Gpu("this", torch.cuda.get_device_properties(0).total_memory / GIB, 0.0, 0.0)
+    here = Gpu("this", torch.cuda.get_device_properties(0).total_memory / GIB)
     tree = Tree(width=config.num_generations)
     weights, _, update = memory(
         Workload(config, found, 2, 2, decisions=2, tree=True, gpu=here, rollout=tree)

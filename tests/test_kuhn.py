@@ -59,9 +59,11 @@ def test_what_a_player_can_reach_in_tic_tac_toe_is_known(board, outlook):
 @games
 @pytest.mark.skipif(importlib.util.find_spec("textarena") is None, reason="needs TextArena")
 def test_demonstrations_are_legal_and_show_all_moves_alike():
+    from benchmarks import kuhn_game
     from benchmarks.priming.games import legal_moves, play
     from pettingllms.contrib.games.textarena_v0 import env
 
+    kuhn_game.register()
     rng, opening, cards = random.Random(0), Counter[str](), Counter[str]()
     noughts = env("TicTacToe-v0", prompt="compact")
     poker = env("KuhnPoker-v1", prompt="compact")

@@ -13,6 +13,7 @@ from benchmarks.learning import words_of
 from benchmarks.priming import RECIPES, SOURCES, draw, prime
 from pettingllms.assembly import make_env
 from pettingllms.cli import evaluate, train
+from pettingllms.contrib.sharing.writing import share
 from pettingllms.envs import make
 from pettingllms.errors import PettingLLMsError
 from pettingllms.evaluation.folder import digest
@@ -20,7 +21,6 @@ from pettingllms.models import PARTS
 from pettingllms.policies.sources import check_model
 from pettingllms.runs.folder import read_config
 from pettingllms.samplers.scripted import ScriptedSampler
-from pettingllms.sharing import share
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.types import Request
 

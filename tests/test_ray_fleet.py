@@ -103,25 +103,6 @@ def test_an_error_of_the_job_itself_is_passed_on_and_costs_no_worker(fleet):
     assert hands.submit("process").result() == before
 
 
-def test_workers_that_would_slow_each_other_start_one_after_the_other(ray, tmp_path):
-    from pettingllms.distributed.fleet import Fleet
-
-    hand, made = ray.remote(num_cpus=1)(Hand), []
-
-    def make() -> Any:
-        made.append(hand.remote(str(tmp_path)))
-        return made[-1]
-
-    befall(tmp_path, "ready", "late", "late", "late")
-    ready = threading.Event()
-    with contextlib.closing(Fleet(make, 3, timeout=60.0, at_once=1, ready=ready)) as hands:
-        assert not ready.wait(1.0)
-        assert hands.submit("square", 3).result() == 9
-        assert ready.is_set()
-        assert len(made) < 3  # the first one works, and the second one is late
-        assert eventually(lambda: len(made) == 3)
-
-
 def test_closing_ends_workers_also_hung_ones(fleet, tmp_path):
     hands = fleet(size=1)
     process = hands.submit("process").result()
@@ -270,11 +251,12 @@ def test_workers_that_cannot_start_or_hang_in_it_end_every_wait(monkeypatch):
     def lost() -> None:
         raise WorkersLost("its head has not answered")
 
-    ready, never = threading.Event(), threading.Event()
-    with contextlib.closing(module.Fleet(lost, 2, timeout=60.0, ready=ready)) as hands:
-        with pytest.raises(WorkersLost, match="its head has not answered"):
-            hands.submit("square", 1).result(timeout=20)
-        assert ready.is_set()
+    never = threading.Event()
+    with (
+        contextlib.closing(module.Fleet(lost, 2, timeout=60.0)) as hands,
+        pytest.raises(WorkersLost, match="its head has not answered"),
+    ):
+        hands.submit("square", 1).result(timeout=20)
     monkeypatch.setattr(module, "START_SECONDS", 0.0)
     with contextlib.closing(module.Fleet(never.wait, 1, timeout=0.0)) as hands:
         with pytest.raises(WorkersLost, match="no worker has been ready for 0 seconds"):

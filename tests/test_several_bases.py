@@ -24,6 +24,7 @@ from pettingllms.assembly import build_policies, make_env
 from pettingllms.cli.estimate import dry_run
 from pettingllms.cli.evaluate import parse as parse_eval
 from pettingllms.cli.view import main as view
+from pettingllms.contrib.sharing.writing import share
 from pettingllms.errors import ConfigError
 from pettingllms.evaluation.config import EvalConfig
 from pettingllms.evaluation.run import run_evaluation
@@ -34,7 +35,6 @@ from pettingllms.samplers.vllm_process import ServerError, VllmEndpoint
 from pettingllms.serving.role_server import RoleServer
 from pettingllms.session import plan_run
 from pettingllms.session import run_training as train
-from pettingllms.sharing import share
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.batch import PolicyBatch
 from pettingllms.trainers.config import ATGRPOConfig, resolve

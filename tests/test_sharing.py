@@ -20,7 +20,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from pettingllms.cli import serve as serve_command
-from pettingllms.cli import share as share_command
+from pettingllms.contrib.sharing import command as share_command
+from pettingllms.contrib.sharing.card import license_of, public_settings
+from pettingllms.contrib.sharing.writing import share
 from pettingllms.errors import ConfigError, RunFolderError
 from pettingllms.evaluation.config import EvalConfig
 from pettingllms.evaluation.run import run_evaluation
@@ -28,8 +30,6 @@ from pettingllms.runs.team import team_of
 from pettingllms.samplers.vllm_process import free_port
 from pettingllms.session import plan_run
 from pettingllms.session import run_training as train
-from pettingllms.sharing import share
-from pettingllms.sharing.card import license_of, public_settings
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from tests.hub_stub import TOKEN, Hub, hub_stub
 from tests.tiny_lm import save_tiny
@@ -280,7 +280,9 @@ def test_a_license_is_the_bases_own_or_none(model, tmp_path):
 
 def test_the_hub_gets_what_a_folder_gets_and_an_evaluation_takes_it_back(run, model, tmp_path, hub):
     share(run, str(tmp_path / "mine"))
-    done = command(hub, tmp_path, "pettingllms.cli.share", str(run), "--to", "hub:me/mine")
+    done = command(
+        hub, tmp_path, "pettingllms.contrib.sharing.command", str(run), "--to", "hub:me/mine"
+    )
     assert done.returncode == 0, done.stderr + str(hub.asked)
     assert done.stdout == f"shared: {hub.url}/me/mine\n"
     folder = tmp_path / "mine"
@@ -316,7 +318,7 @@ def test_a_run_pushes_at_its_end(model, tmp_path, hub):
 
 
 def test_a_hub_that_refuses_is_one_line(run, tmp_path, hub):
-    words = ("pettingllms.cli.share", str(run), "--to", "hub:me/mine")
+    words = ("pettingllms.contrib.sharing.command", str(run), "--to", "hub:me/mine")
     nobody = command(hub, tmp_path, *words, token=None)
     assert nobody.returncode == 2
     assert "needs a token that may write; log in with `hf auth login`" in nobody.stderr

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from pettingzoo.test.api_test import api_test
 from pettingzoo.test.seed_test import seed_test
 
+from benchmarks import kuhn_game
 from pettingllms.contrib.games.generators import private, seeded
 from pettingllms.contrib.games.textarena_v0 import Eliminated, env
 from pettingllms.envs import check_env, clone_env, load_env, next_agent
@@ -32,6 +33,8 @@ pytestmark = [
 
 BETS = ["[check]", "[bet]", "[call]", "[fold]"]
 CELLS = [f"[{cell}]" for cell in range(9)]
+if importlib.util.find_spec("textarena") is not None:
+    kuhn_game.register()
 GAMES = {
     "TicTacToe-v0": CELLS,
     "KuhnPoker-v0": BETS,
@@ -53,7 +56,7 @@ def played(game, *moves, seed=0, **arguments):
     return made
 
 
-@pytest.mark.parametrize("game", ["TicTacToe-v0", "KuhnPoker-v1", "SecretMafia-v0"])
+@pytest.mark.parametrize("game", ["TicTacToe-v0", "KuhnPoker-v0", "SecretMafia-v0"])
 def test_a_game_given_by_name_keeps_all_promises(game):
     check_env(f"textarena:{game}", episodes=2, replies=GAMES.get(game, ("[1]", "[Player 2]")))
 

@@ -444,7 +444,9 @@ def test_a_taken_port_is_an_error_only_where_it_was_asked_for() -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"cannot listen on port {port}: .*give a --port"):
+        with pytest.raises(
+            ConfigError, match=f"cannot listen on 127.0.0.1, port {port}: .*choose another --port"
+        ):
             view._listening(port)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(view, "PORT", port)

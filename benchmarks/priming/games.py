@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import kuhn_game
 from benchmarks.options import Options
 from benchmarks.priming.example import Demo
 from benchmarks.priming.prime import Phase, build_model, build_tokenizer, run_phase, save
@@ -101,6 +102,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("game", nargs="?", choices=list(STEPS), help="default: both")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and demonstrations")
     options = parser.parse_args(argv)
+    kuhn_game.register()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     torch.set_num_threads(1)
     for name in [options.game] if options.game else STEPS:

@@ -1,16 +1,14 @@
 """`--dry-run`: the settings as they would be used, and roughly what they cost.
 
-For a GPU nothing is loaded: the model is built without memory (PyTorch's meta device), the environment
-is made to count its roles, and times follow from published rates and guessed shares of them: none was
-measured on a GPU. Activations are within 15 % of what was measured on a
-CPU (`tests/test_estimate.py`); other bytes are counted. On a CPU the time is measured, by taking a small step.
+For a GPU nothing is loaded: the model is built without memory (PyTorch's meta device), and the environment
+is made to count its roles. Activations are within 15 % of what was measured on a CPU
+(`tests/test_estimate.py`); other bytes are counted. On a CPU the time is measured, by taking a small step.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -50,12 +48,6 @@ USABLE = 0.95
 """Share of a GPU's memory that tensors can have; CUDA and its allocator hold the rest."""
 VLLM_SHARE = 0.4
 """Share of the GPU that vLLM takes beside the trainer, unless set."""
-VLLM_ROWS = 256
-"""Completions that vLLM decodes at the same time, by its default."""
-COMPUTE, BANDWIDTH = 0.4, 0.6
-"""Shares of a GPU's published rates, as guesses."""
-LAYER_S, VLLM_LAYER_S = 1e-3, 5e-5
-"""Seconds of a layer and decoded token however little it computes: its kernels are started one by one."""
 MEASURED_TASKS = 4
 """Tasks of the step that is measured on a CPU, at the most."""
 TIMED = ("sample", "score", "update")
@@ -64,23 +56,18 @@ TIMED = ("sample", "score", "update")
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU as published; rates are dense bfloat16."""
+    """A GPU and its memory."""
 
     name: str
     gib: float
-    tflops: float
-    """0 where the rate is not known."""
-    gbytes: float
-    """GB/s of its memory."""
 
 
 GPUS: Mapping[str, Gpu] = {
-    "rtx-4090": Gpu("RTX 4090", 24, 165, 1008),
-    "l40s": Gpu("L40S", 48, 362, 864),
-    "a100": Gpu("A100 80GB", 80, 312, 2039),
-    "h100": Gpu("H100", 80, 989, 3350),
-    "h100-pcie": Gpu("H100 PCIe", 80, 756, 2000),
-    "h200": Gpu("H200", 141, 989, 4800),
+    "rtx-4090": Gpu("RTX 4090", 24),
+    "l40s": Gpu("L40S", 48),
+    "a100": Gpu("A100 80GB", 80),
+    "h100": Gpu("H100", 80),
+    "h200": Gpu("H200", 141),
 }
 
 
@@ -144,43 +131,19 @@ class Workload:
         return float(share * gib * GIB - self.shape.parameters * self.width)
 
     @property
-    def cache_token_bytes(self) -> int:
-        """Keys and values of one token in the sampler's cache."""
-        vllm = self.config.vllm if self.config.sampler.startswith("vllm") else {}
-        short = str(vllm.get("kv_cache_dtype", "")).startswith("fp8")
-        return self.shape.cache_per_token * (1 if short else self.width)
-
-    @property
-    def vllm_rows(self) -> int:
-        """Completions of full length whose cache fits into vLLM's share; K share their prompt."""
-        shared = self.config.vllm.get("enable_prefix_caching", True) and self.tree
-        prompt = PROMPT / (self.config.num_generations if shared else 1)
-        row_bytes = (prompt + self.config.max_completion_length) * self.cache_token_bytes
-        return max(0, int(self.vllm_cache / row_bytes))
-
-    @property
     def rows(self) -> int:
         """Completions that are due at the same time."""
         return self.config.tasks_per_step * self.config.num_generations
 
     @property
-    def rows_at_once(self) -> int:
-        """Completions that the sampler decodes at the same time."""
-        if self.config.sampler == "vllm" and self.gpu is not None:
-            return max(1, min(self.rows, VLLM_ROWS, self.vllm_rows))
-        if self.config.sampler.startswith("vllm"):
-            return min(self.rows, VLLM_ROWS)
-        length = PROMPT + self.config.max_completion_length
-        return max(1, min(self.rows, DEFAULT_TOKENS_PER_BATCH // length))
-
-    def completions(self, *, probes: bool = True) -> int:
-        """Completions of a step, at the most; `probes` counts those that only look ahead."""
-        return self.config.tasks_per_step * self.rollout.completions(self.decisions, probes=probes)
+    def completions(self) -> int:
+        """Completions of a step, at the most."""
+        return self.config.tasks_per_step * self.rollout.completions(self.decisions)
 
     @property
     def tokens(self) -> int:
         """Sampled in a step, at the most."""
-        return self.completions() * self.config.max_completion_length
+        return self.completions * self.config.max_completion_length
 
 
 def dry_run(config: ATGRPOConfig, device: str = HERE) -> str:
@@ -227,7 +190,10 @@ def dry_run(config: ATGRPOConfig, device: str = HERE) -> str:
     count = f"{len(policies)} policies for {len(roles)} roles ({', '.join(roles)})"
     lines = ["", f"# {count}, {len(trained)} trained", *_memory(works)]
     lines += _work(works, "a turn" if turns is None else f"a step ({turns} turns at the most)")
-    lines += _measured(plan) if device == CPU else _time(works, "turn" if turns is None else "step")
+    if device == CPU:
+        lines += _measured(plan)
+    elif works[0].gpu is None:
+        lines += ["", "# Time: --dry-run cpu takes a small step here and says how long it took"]
     return "\n".join([config_text(resolved).rstrip(), *lines])
 
 
@@ -308,14 +274,7 @@ def gpu_of(config: ATGRPOConfig, wanted: str = HERE) -> Gpu | None:
     if not torch.cuda.is_available():
         return None if config.model == SMOLLM2 else GPUS["h100"]
     here = torch.cuda.get_device_properties(0)
-    # As whole words: an H100 may say 80GB as an A100 does, and a GH200 is no H200.
-    words = set(re.split(r"\W+", here.name))
-    named = [gpu for gpu in GPUS.values() if words.issuperset(gpu.name.split())]
-    # The longest name: every H100 PCIe is called an H100 as well.
-    published = max(named, key=lambda gpu: len(gpu.name), default=None)
-    rates = (published.tflops, published.gbytes) if published else (0.0, 0.0)
-    # The memory that it reports, because cards of one name come in several sizes.
-    return Gpu(here.name, here.total_memory / GIB, *rates)
+    return Gpu(here.name, here.total_memory / GIB)
 
 
 # ------------------------------------------------------------------------------------------ bytes
@@ -402,7 +361,7 @@ def _memory(works: Sequence[Workload]) -> list[str]:
         return lines
     holds = f"{gpu.name} ({gpu.gib:g} GiB, of which {USABLE:.0%} are counted)"
     in_vllm = [work for work in works if work.config.sampler == "vllm" and not work.config.workers]
-    if any(work.vllm_rows < 1 for work in in_vllm):
+    if any(work.vllm_cache <= 0 for work in in_vllm):
         return [
             *lines,
             f"# vLLM's share of {holds} has no room for a cache: raise --vllm.gpu_memory_utilization",
@@ -433,35 +392,10 @@ def _work(works: Sequence[Workload], unit: str) -> list[str]:
     return [
         "",
         f"# Work {unit}, at the most",
-        f"#   {sum(work.completions() for work in works):>9,}  completions ({config.num_generations} {scope}",
+        f"#   {sum(work.completions for work in works):>9,}  completions ({config.num_generations} {scope}",
         f"#   {sum(work.tokens for work in works):>9,}  sampled tokens",
         f"#   {flops / 1e12:>9,.3g}  TFLOP to sample and update, prompts not counted",
         "; ".join([f"# Steps: {config.max_steps}{budget}", *models]),
-    ]
-
-
-def _time(works: Sequence[Workload], unit: str) -> list[str]:
-    gpu, config = works[0].gpu, works[0].config
-    if gpu is None:
-        return ["", "# Time: --dry-run cpu takes a small step here and says how long it took"]
-    if not gpu.tflops:
-        names = ", ".join(GPUS)
-        return ["", f"# Time: the rate of {gpu.name} is not known here; --dry-run takes {names}"]
-    # Roles take turns, so that the bases do, too.
-    sampling = sum(sampling_seconds(work, gpu) for work in works)
-    update = sum(update_seconds(work, gpu) for work in works)
-    layer = VLLM_LAYER_S if config.sampler != "transformers" else LAYER_S
-    rows = works[0].rows_at_once
-    return [
-        "",
-        f"# Time of a {unit} on {gpu.name} ({gpu.tflops:g} TFLOP/s, {gpu.gbytes:g} GB/s as published), at the most",
-        f"#   {duration(sampling):>9}  sampling with {config.sampler}, {rows} completions at a time",
-        f"#   {duration(update):>9}  updates",
-        f"#   {duration((sampling + update) * config.max_steps):>9}  all {config.max_steps} steps",
-        f"# Assumes: every completion and episode at its limit (shorter ones take less), prompts of {PROMPT} tokens, "
-        f"{COMPUTE:.0%} of the rate, {BANDWIDTH:.0%} of the bandwidth,",
-        f"#   {layer * 1e3:g} ms a layer and decoded token to start kernels. Scoring and evaluation are "
-        "not counted; nothing was measured on a GPU.",
     ]
 
 
@@ -482,44 +416,6 @@ def _measured(plan: TrainPlan) -> list[str]:
         *lines,
         f"#   {total:>9}  all {config.max_steps} steps, without evaluation",
     ]
-
-
-def sampling_seconds(work: Workload, gpu: Gpu) -> float:
-    """Seconds of a step's sampling, if every completion has its full length.
-
-    A decoded token reads all weights, once for those decoded with it, and the cache of its own row, also
-    of a prompt that is kept once. Agents' decisions follow one another.
-    """
-    shape, length, decisions = work.shape, work.config.max_completion_length, work.decisions
-    fast = work.config.sampler.startswith("vllm")
-    started = shape.layers * (VLLM_LAYER_S if fast else LAYER_S)
-    # Beside the K completions of a decision, the probes and forks of earlier ones are still played.
-    more = work.completions() / (work.rows * decisions)
-    passes, rows = math.ceil(math.ceil(work.rows / work.rows_at_once) * more), work.rows * more
-    # While a completion is decoded, half of its length is in the cache on average.
-    cache = rows * (PROMPT + length / 2) * work.cache_token_bytes
-    bandwidth, rate = gpu.gbytes * 1e9 * BANDWIDTH, gpu.tflops * 1e12 * COMPUTE
-    read = (passes * shape.parameters * work.width + cache) / bandwidth
-    computed = 2 * shape.parameters * rows / rate
-    prompts = work.config.tasks_per_step if work.tree else work.rows
-    prefill = 2 * shape.parameters * prompts * PROMPT / rate
-    # A GPU reads and computes at the same time: the slower of the two counts (roofline model).
-    return decisions * (prefill + length * (max(read, computed) + passes * started))
-
-
-def update_seconds(work: Workload, gpu: Gpu) -> float:
-    """Seconds of a step's updates. Operations a parameter and token: 2 forward, 2 or 4 backward.
-
-    Under adapters the base has no gradient of its own; checkpointing computes the forward pass again.
-    """
-    config, completions = work.config, work.completions(probes=False)
-    # A KL term takes one more forward pass, that of its reference.
-    operations = (
-        (6 if config.full else 4) + 2 * config.gradient_checkpointing + 2 * (config.beta > 0)
-    )
-    prompts = completions // (config.num_generations if work.tree else 1)
-    tokens = (completions * config.max_completion_length + prompts * PROMPT) * config.num_iterations
-    return operations * work.shape.parameters * tokens / (gpu.tflops * 1e12 * COMPUTE)
 
 
 def duration(seconds: float) -> str:

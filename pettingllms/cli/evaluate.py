@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     143: terminated.
     """
     words = sys.argv[1:] if argv is None else list(argv)
-    return guarded(lambda: _run(parse(words), own=argv is None))
+    return guarded(lambda: _act(parse(words)))
 
 
 def _option(name: str) -> str:
@@ -133,15 +133,6 @@ def _shown(given: Mapping[str, Any]) -> dict[str, Any]:
         for name, by in SHARED.items()
         if values[name] is not None
     }
-
-
-def _run(command: EvalCommand, *, own: bool) -> int:
-    """Does what the command says, in this process, or where `own` says that it is ours, in a child."""
-    if own and command.options.over.get("workers") and not command.dry_run:
-        from pettingllms.distributed.apart import apart
-
-        return apart(lambda: guarded(lambda: _act(command)))
-    return _act(command)
 
 
 def _act(command: EvalCommand) -> int:

@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     0: done. 2: an error. 130 or 143: stopped by Ctrl-C or SIGTERM, and saved.
     """
     words = sys.argv[1:] if argv is None else list(argv)
-    return guarded(lambda: _run(parse(words), own=argv is None))
+    return guarded(lambda: _run(parse(words)))
 
 
 def parser() -> OptionParser:
@@ -100,9 +100,9 @@ def parser() -> OptionParser:
         nargs="?",
         const="here",
         metavar="DEVICE",
-        help="Print the resolved settings and an estimate of memory, work and time; load nothing. For "
-        "this machine's GPU, else an H100; or for rtx-4090, l40s, a100, h100, h100-pcie, h200; or cpu, "
-        "where a small step is taken and timed",
+        help="Print the resolved settings and an estimate of memory and work; load nothing. For this "
+        "machine's GPU, else an H100; or for rtx-4090, l40s, a100, h100, h200; or cpu, where a small step is "
+        "taken and timed",
     )
     options.add_argument(
         "--probe",
@@ -137,10 +137,7 @@ def parse(argv: Sequence[str]) -> TrainCommand:
     return TrainCommand(None, Path(namespace.resume), dry_run=None)
 
 
-def _run(command: TrainCommand, *, own: bool) -> int:
-    """Does what the command says, in this process, or where `own` says that it is ours, in a child."""
-    from pettingllms.runs import read_config
-
+def _run(command: TrainCommand) -> int:
     if command.dry_run and command.config is not None:
         from pettingllms.cli.estimate import dry_run
 
@@ -149,12 +146,6 @@ def _run(command: TrainCommand, *, own: bool) -> int:
         print(_probed(command.config, command.probe))
     if command.dry_run or command.probe:
         return 0
-    # A resumed run is read here for its `workers` alone; `train` reads it again.
-    config = command.config if command.resume is None else read_config(command.resume)
-    if own and config is not None and config.workers:
-        from pettingllms.distributed.apart import apart
-
-        return apart(lambda: guarded(lambda: _train(command)))
     return _train(command)
 
 

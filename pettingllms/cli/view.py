@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pettingllms.cli.guard import guarded, terminable
+from pettingllms.cli.guard import guarded, listening_on, terminable
 from pettingllms.cli.options import CommandParser
 from pettingllms.errors import ConfigError
 
@@ -126,14 +125,12 @@ def _listening(port: int | None) -> socket.socket:
         ConfigError: the port that was asked for is taken.
     """
     try:
-        return socket.create_server(("127.0.0.1", PORT if port is None else port))
-    except OSError as error:
-        if port is None and error.errno == errno.EADDRINUSE:
-            # Another viewer may be open. A port that was asked for is never exchanged for another.
-            return socket.create_server(("127.0.0.1", 0))
-        # `create_server` adds the address to the message, in parentheses.
-        why = str(error.strerror).partition(" (")[0]
-        raise ConfigError(f"cannot listen on port {port or PORT}: {why}; give a --port") from error
+        return listening_on("127.0.0.1", PORT if port is None else port)
+    except ConfigError:
+        if port is not None:
+            raise
+        # Another viewer may be open. A port that was asked for is never exchanged for another.
+        return listening_on("127.0.0.1", 0)
 
 
 def _port(text: str) -> int:

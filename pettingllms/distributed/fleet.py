@@ -77,9 +77,6 @@ class Fleet:
         make: starts a worker; its method `ready` prepares it.
         size: number of workers.
         timeout: seconds after which a worker counts as hung in a job.
-        at_once: how many start at the same time; None for all. Where there are fewer cores than that,
-            each only waits for the others.
-        ready: set once a worker can do jobs, or none ever will.
     """
 
     def __init__(
@@ -88,19 +85,16 @@ class Fleet:
         size: int,
         *,
         timeout: float,
-        at_once: int | None = None,
-        ready: threading.Event | None = None,
     ) -> None:
         self._make, self._timeout = make, timeout
         self._free: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._ready = ready or threading.Event()
         self._broken: BaseException | None = None
         self._closed = threading.Event()
         self._sparing, self._spared = threading.Lock(), 0
         # As many threads as workers: each gives out one job at a time, and waits for its end.
         self._heard = time.monotonic()  # when a worker was last free
         self._specs = ThreadPoolExecutor(size, "fleet-job")
-        self._starting = ThreadPoolExecutor(min(size, at_once or size), "fleet-start")
+        self._starting = ThreadPoolExecutor(size, "fleet-start")
         self.lost = 0
         """Workers that were replaced."""
         for _ in range(size):
@@ -224,7 +218,6 @@ class Fleet:
         """Adds a worker, or None where there will be no more."""
         self._heard = time.monotonic()
         self._free.put(worker)
-        self._ready.set()
 
     def _replace(self, worker: Any) -> None:
         self.lost += 1

@@ -3,7 +3,7 @@
 Where its head dies in the middle of a run, Ray ends the whole process after a minute. Where the node of
 this process dies, Ray ends the process with the next object that it stores or fetches; without one,
 nothing is ever started again, and a run would wait for ever. Here either is an error that whoever waits
-for an actor raises. Where Ray is faster, `apart` says it.
+for an actor raises. Ray may be faster, and then ends the process without a word.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from pettingllms.distributed import apart
 from pettingllms.errors import PettingLLMsError, WorkersLost
 
 ASK_SECONDS = 2.0
@@ -83,7 +82,6 @@ def watched(ray: Any) -> Iterator[None]:
     worker, over = ray._private.worker.global_worker, threading.Event()
     with socket.socket(socket.AF_UNIX) as node:
         place = worker.node.raylet_socket_name
-        apart.if_ended(NODE, node=place)
         try:
             node.connect(place)
         except OSError as error:
@@ -108,7 +106,4 @@ def _ask(ray: Any, worker: Any, heart: _Heart, over: threading.Event) -> None:
             silent = time.monotonic() - heard > SILENT_SECONDS
         else:
             heard, silent = time.monotonic(), False
-        if silent != heart.silent:
-            node = "" if silent else worker.node.raylet_socket_name
-            apart.if_ended(HEAD if silent else NODE, node=node)
-            heart.silent = silent
+        heart.silent = silent

@@ -15,7 +15,6 @@ divided between them.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -194,25 +193,6 @@ def placed(
                 "one rank a GPU; give it gpus: 1 and fewer ranks, or leave ranks out"
             )
     return filled
-
-
-def starting_at_once(
-    config: ATGRPOConfig, pools: Mapping[str, Share], cluster: Mapping[str, float]
-) -> int | None:
-    """The number of processes that may start at the same time; None: all.
-
-    A start is seconds of imports: on this machine, more of them than it has cores only wait for each
-    other. Where not all have a place, those that start later might never get one.
-
-    Args:
-        config: the settings.
-        pools: as from `pools_of`.
-        cluster: `CPU` -> how many there are.
-    """
-    counts, cores = _counts(pools, config.workers), os.cpu_count() or 1
-    wanted = sum(counts[name] * share.cpus for name, share in pools.items())
-    here = config.ray_address is None and wanted <= cluster.get("CPU", 0.0)
-    return cores if here and cores < sum(counts.values()) else None
 
 
 def _counts(pools: Mapping[str, Share], workers: int) -> dict[str, int]:

@@ -10,7 +10,6 @@ before it is still being updated on; with 0, with the newest.
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -26,8 +25,8 @@ from pettingllms.distributed.actors import Learner, RolloutWorker, RunSpec, as_a
 from pettingllms.distributed.cluster import sent
 from pettingllms.distributed.engines import Engines, EngineWorker
 from pettingllms.distributed.fleet import Fleet, JournaledActor
-from pettingllms.distributed.heart import blamed, check
-from pettingllms.distributed.pools import WORKERS, check_ranks, placed, pools_of, starting_at_once
+from pettingllms.distributed.heart import blamed
+from pettingllms.distributed.pools import WORKERS, check_ranks, placed, pools_of
 from pettingllms.distributed.ranks import Ranks
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.trainers.at_grpo import ATGRPO
@@ -73,20 +72,13 @@ class RayATGRPO(ATGRPO):
         pools = pools_of(config, self.trained, policies.names)
         full = [name for name, settings in self.settings.items() if settings.full]
         check_ranks(pools, full=full)
-        cluster = ray.cluster_resources()
-        pools = placed(pools, config.workers, config.device, cluster)
+        pools = placed(pools, config.workers, config.device, ray.cluster_resources())
         self.engines = Engines(policies, config, pools) if on_engines else None
         actor, *extra = (EngineWorker, self.engines.asking) if self.engines else (RolloutWorker,)
         worker: Any = ray.remote(**pools[WORKERS].options)(actor)
         bases = self._bases()
-        playing, at_once = threading.Event(), starting_at_once(config, pools, cluster)
-        if at_once is None:
-            playing.set()
 
         def learner(name: str) -> Ranks:
-            # Whoever plays comes first where all would only slow each other.
-            while not playing.wait(1.0):
-                check()
             return Ranks(Learner, pools[name], sent_spec, name, pools[name].ranks)
 
         self.learners = {
@@ -100,8 +92,6 @@ class RayATGRPO(ATGRPO):
             lambda: worker.remote(sent_spec, *extra),
             config.workers,
             timeout=timeout,
-            at_once=at_once,
-            ready=playing,
         )
         self._weights = self._references()
         self._former = _Former(self._weights, kept=config.max_staleness > 0)

@@ -24,7 +24,7 @@ from pettingllms.distributed.cluster import connected, sent
 from pettingllms.distributed.engines import Asking, Engines
 from pettingllms.distributed.fleet import Fleet
 from pettingllms.distributed.heart import blamed
-from pettingllms.distributed.pools import WORKERS, Share, placed, pools_of, starting_at_once
+from pettingllms.distributed.pools import WORKERS, Share, placed, pools_of
 from pettingllms.evaluation.chunks import Chunk
 from pettingllms.evaluation.playing import Playing
 from pettingllms.evaluation.rollouts import ClosableSampler, Lineup, Play, Verdicts
@@ -116,7 +116,6 @@ class _Processes:
             lambda: worker.remote(plan, threads, asking, weights),
             config.workers,
             timeout=config.worker_timeout,
-            at_once=starting_at_once(config, self._pools, ray.cluster_resources()),
         )
         open_.callback(fleet.close)
         return fleet

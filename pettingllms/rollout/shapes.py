@@ -98,14 +98,8 @@ class RolloutShape:
         del move
         return Plan()
 
-    def completions(self, count: int, *, probes: bool = True) -> int:
-        """Completions for one task whose episodes have `count` decisions, all of them planned.
-
-        Args:
-            count: decisions of an episode.
-            probes: count also what is sampled only to look ahead.
-        """
-        del probes
+    def completions(self, count: int) -> int:
+        """Completions for one task whose episodes have `count` decisions, all of them planned."""
         return count * self.episodes
 
     def check(self, env: Any) -> None:
@@ -134,9 +128,8 @@ class Tree(RolloutShape):
         del move
         return Plan(self.width)
 
-    def completions(self, count: int, *, probes: bool = True) -> int:
+    def completions(self, count: int) -> int:
         """K each."""
-        del probes
         return count * self.width
 
 
@@ -148,12 +141,12 @@ class LookAheadTree(Tree):
         del move
         return Plan(self.width, probes=True)
 
-    def completions(self, count: int, *, probes: bool = True) -> int:
+    def completions(self, count: int) -> int:
         """K each, and the rest of the episode for K - 1 of them."""
         # A probe takes the decisions that are left of the episode. Summed over where it may leave,
         # that is half of count times count - 1.
         ahead = (self.width - 1) * count * (count - 1) // 2
-        return count * self.width + ahead * probes
+        return count * self.width + ahead
 
 
 class ForkOnFirst(RolloutShape):
@@ -163,9 +156,8 @@ class ForkOnFirst(RolloutShape):
         """Forks at the first decision."""
         return Plan(self.width, forks=True) if move.depth == 0 else Plan()
 
-    def completions(self, count: int, *, probes: bool = True) -> int:
+    def completions(self, count: int) -> int:
         """Completions of K whole episodes."""
-        del probes
         return count * self.width
 
 
@@ -178,9 +170,8 @@ class RoundRobin(RolloutShape):
         at = random.Random(f"{move.task} forks").randrange(max(1, move.agents))
         return Plan(self.width, forks=True) if move.depth == at else Plan()
 
-    def completions(self, count: int, *, probes: bool = True) -> int:
+    def completions(self, count: int) -> int:
         """The most: where the first decision forks."""
-        del probes
         return count * self.width
 
 
@@ -192,9 +183,8 @@ class Full(Tree):
         del move
         return Plan(self.width, forks=True)
 
-    def completions(self, count: int, *, probes: bool = True) -> int:
+    def completions(self, count: int) -> int:
         """K + K^2 + ... + K^count."""
-        del probes
         return int(sum(self.width**depth for depth in range(1, count + 1)))
 
     def check(self, env: Any) -> None:
@@ -225,9 +215,9 @@ class Blanked(Episodes):
         """One completion, and a copy without the agent."""
         return Plan(blanks=not move.blanked)
 
-    def completions(self, count: int, *, probes: bool = True) -> int:
+    def completions(self, count: int) -> int:
         """K episodes; in the copies, at the most one for each agent before a decision."""
-        return self.episodes * (count + probes * count * (count - 1) // 2)
+        return self.episodes * (count + count * (count - 1) // 2)
 
     def check(self, env: Any) -> None:
         """Refuses an agent that is alone.
@@ -250,10 +240,10 @@ class Coalitions(Blanked):
         del move
         return Plan(blanks=True)
 
-    def completions(self, count: int, *, probes: bool = True) -> int:
+    def completions(self, count: int) -> int:
         """K episodes; in the copies, at the most one for each set of agents before a decision."""
         most = 2 ** (MOST_AGENTS - 1)
-        return self.episodes * sum(min(2**depth, most) if probes else 1 for depth in range(count))
+        return int(self.episodes * sum(min(2**depth, most) for depth in range(count)))
 
     def check(self, env: Any) -> None:
         """Refuses teams with too many sets of agents.

@@ -15,19 +15,18 @@ import runpy
 import secrets
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import IO, Any
-from urllib.parse import urlsplit
 
-from pettingllms.errors import ConfigError, SamplerUnavailable
+import httpx2
+
+from pettingllms.errors import SamplerUnavailable
 from pettingllms.samplers.base import SamplingParams
 
 BASE = "base"
@@ -54,40 +53,34 @@ class ServerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class VllmEndpoint:
-    """Address and API key of a server. JSON over HTTP; nothing is retried here.
-
-    Raises:
-        ConfigError: not a URL of HTTP.
-    """
+    """Address and API key of a server on this machine. JSON over HTTP; nothing is retried here."""
 
     url: str
     key: str | None = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"server must be a URL like http://127.0.0.1:8000, got {self.url!r}")
 
     def healthy(self, timeout: float) -> bool:
         """Returns whether the server reports that it is healthy.
 
         Raises:
-            OSError, HTTPException: it does not answer.
+            httpx2.HTTPError: it does not answer.
         """
-        return self._request("GET", "/health", None, timeout)[0] == 200
+        with self._client(timeout) as client:
+            return client.get("/health").status_code == 200
 
     def get(self, path: str, timeout: float) -> Any:
         """The JSON at a path; raises as `post` does."""
-        return self._answer("GET", path, None, timeout)
+        with self._client(timeout) as client:
+            return _answer(client.get(path))
 
     def post(self, path: str, content: Mapping[str, Any], timeout: float) -> Any:
         """The answer to JSON content, decoded if it is JSON.
 
         Raises:
             ServerError: another status than 200.
-            OSError, HTTPException: no answer within `timeout` seconds, or not of HTTP.
+            httpx2.HTTPError: no answer within `timeout` seconds, or not of HTTP.
         """
-        return self._answer("POST", path, content, timeout)
+        with self._client(timeout) as client:
+            return _answer(client.post(path, json=dict(content)))
 
     def stream(
         self, path: str, content: Mapping[str, Any], timeout: float
@@ -101,19 +94,19 @@ class VllmEndpoint:
 
         Raises:
             ServerError: another status than 200, or an error among the events.
-            OSError, HTTPException: no answer in time, or not of HTTP.
+            httpx2.HTTPError: no answer in time, or not of HTTP.
         """
-        connection = self._sent("POST", path, content, timeout)
-        try:
-            response = connection.getresponse()
-            if response.status != 200:
-                text = response.read().decode("utf-8", "replace")
-                raise ServerError(response.status, _message(text))
-            for line in response:
-                data = line.removeprefix(b"data:").strip()
-                if data == line.strip() or data == b"[DONE]":  # no data, or the last
+        with (
+            self._client(timeout) as client,
+            client.stream("POST", path, json=dict(content)) as answer,
+        ):
+            if answer.status_code != 200:
+                answer.read()
+                raise ServerError(answer.status_code, _message(answer.text))
+            for line in answer.iter_lines():
+                text = line.removeprefix("data:").strip()
+                if text == line.strip() or text == "[DONE]":  # no data, or the last
                     continue
-                text = data.decode("utf-8", "replace")
                 try:
                     event = json.loads(text)
                 except ValueError as error:
@@ -121,55 +114,20 @@ class VllmEndpoint:
                 if not isinstance(event, dict) or "error" in event:
                     raise ServerError(500, _message(text))
                 yield event
-        finally:
-            # Closing ends the request on the server, which otherwise completes it for nobody.
-            connection.close()
 
-    def _answer(
-        self, method: str, path: str, content: Mapping[str, Any] | None, timeout: float
-    ) -> Any:
-        status, data = self._request(method, path, content, timeout)
-        text = data.decode("utf-8", "replace")
-        if status != 200:
-            raise ServerError(status, _message(text))
-        try:
-            return json.loads(text)
-        except ValueError:
-            return text
+    def _client(self, timeout: float) -> httpx2.Client:
+        headers = {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
+        # Without the proxy that the environment may name: the server listens on this machine.
+        return httpx2.Client(base_url=self.url, headers=headers, timeout=timeout, trust_env=False)
 
-    def _request(
-        self, method: str, path: str, content: Mapping[str, Any] | None, timeout: float
-    ) -> tuple[int, bytes]:
-        connection = self._sent(method, path, content, timeout)
-        try:
-            response = connection.getresponse()
-            return response.status, response.read()
-        finally:
-            connection.close()
 
-    def _sent(
-        self, method: str, path: str, content: Mapping[str, Any] | None, timeout: float
-    ) -> HTTPConnection:
-        """A connection of which an answer can be read; to be closed."""
-        parts = urlsplit(self.url)
-        host, port = parts.hostname or "", parts.port
-        connection: HTTPConnection
-        if parts.scheme == "https":
-            context = ssl.create_default_context()
-            connection = HTTPSConnection(host, port, timeout=timeout, context=context)
-        else:
-            connection = HTTPConnection(host, port, timeout=timeout)
-        headers = {"Content-Type": "application/json"}
-        if self.key is not None:
-            headers["Authorization"] = f"Bearer {self.key}"
-        body = None if content is None else json.dumps(content).encode()
-        try:
-            connection.request(method, parts.path.rstrip("/") + path, body, headers)
-        except BaseException:
-            # The caller can close only what is returned to it.
-            connection.close()
-            raise
-        return connection
+def _answer(response: httpx2.Response) -> Any:
+    if response.status_code != 200:
+        raise ServerError(response.status_code, _message(response.text))
+    try:
+        return response.json()
+    except ValueError:
+        return response.text
 
 
 def _message(text: str) -> str:
@@ -292,7 +250,7 @@ class VllmProcess:
     def _answers(self) -> bool:
         try:
             return self.endpoint.healthy(1.0)
-        except (OSError, HTTPException):
+        except httpx2.HTTPError:
             return False
 
 

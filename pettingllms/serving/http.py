@@ -136,7 +136,12 @@ class Streamed(Response):
     """
 
     def __init__(
-        self, parts: AsyncIterator[bytes], close: Callable[[], None], *, status: int, kind: str
+        self,
+        parts: AsyncIterator[bytes],
+        close: Callable[[], Awaitable[None] | None],
+        *,
+        status: int,
+        kind: str,
     ) -> None:
         self._parts, self._close = parts, close
         self.status_code, self.background, self.media_type = status, None, kind
@@ -155,8 +160,10 @@ class Streamed(Response):
                 sending.result()
         finally:
             # Not in the source itself, which may not even have begun.
-            self._close()
+            closing = self._close()
             await _cancelled(sending, gone)
+            if closing is not None:
+                await closing
 
     async def _send(self, send: Send) -> None:
         headers = self.raw_headers

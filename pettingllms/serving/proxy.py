@@ -7,16 +7,13 @@ connection to vLLM is closed, which ends its request there.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from http.client import HTTPException
 from typing import Any
-from urllib.parse import urlsplit
 
-import h11
+import httpx2
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from transformers import AutoTokenizer, GenerationConfig
@@ -37,7 +34,6 @@ CONTROL_SECONDS = 60.0
 EVENT_SECONDS = 600.0
 """For the first token of a team's turn, and for each other."""
 _PATHS = {True: "/v1/chat/completions", False: "/v1/completions"}
-_CHUNK = 1 << 16
 
 
 @dataclass
@@ -151,7 +147,7 @@ class VllmServer:
                     logprobs += (choice.get("logprobs") or {}).get("token_logprobs") or []
                     finished = choice.get("finish_reason") is not None
                     heard("".join(text.push(token) for token in new if token not in chat.end_ids))
-        except (OSError, HTTPException, ServerError) as error:
+        except (httpx2.HTTPError, ServerError) as error:
             raise Stopped(f"vLLM's server failed: {error}") from error
         # A stream that breaks off ends like one that is complete, except for the reason to finish.
         if not (finished and ids):
@@ -193,52 +189,29 @@ async def forwarded(endpoint: VllmEndpoint, path: str, body: bytes) -> Response:
     Raises:
         Stopped: it does not answer.
     """
-    parts = urlsplit(endpoint.url)
-    client = h11.Connection(h11.CLIENT)
-    headers = [
-        ("Host", parts.netloc),
-        ("Content-Type", "application/json"),
-        ("Content-Length", str(len(body))),
-        ("Authorization", f"Bearer {endpoint.key}"),
-        # A connection for each request, so that closing it ends that request alone.
-        ("Connection", "close"),
-    ]
+    # A client for each request, so that closing it ends that request alone; it knows no proxy, because
+    # the server listens on this machine.
+    client = httpx2.AsyncClient(timeout=None, trust_env=False)
+    headers = {"Authorization": f"Bearer {endpoint.key}", "Content-Type": "application/json"}
+    request = client.build_request("POST", endpoint.url + path, content=body, headers=headers)
     try:
-        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
-    except OSError as error:
-        raise Stopped(f"vLLM's server does not answer: {error}") from error
-    try:
-        for event in (
-            h11.Request(method="POST", target=path, headers=headers),
-            h11.Data(data=body),
-            h11.EndOfMessage(),
-        ):
-            writer.write(client.send(event) or b"")
-        await writer.drain()
-        head = await _next(client, reader)
-        while isinstance(head, h11.InformationalResponse):
-            head = await _next(client, reader)
-        if not isinstance(head, h11.Response):
-            raise Stopped("vLLM's server closed the connection; its log says why")
-    except BaseException:
-        writer.close()
+        answer = await client.send(request, stream=True)
+    except BaseException as error:
+        await client.aclose()
+        if isinstance(error, httpx2.HTTPError):
+            raise Stopped(f"vLLM's server does not answer: {error}") from error
         raise
-    kinds = [value.decode() for name, value in head.headers if name == b"content-type"]
-    content_type = kinds[0] if kinds else "application/json"
     return Streamed(
-        _parts(client, reader), writer.close, status=head.status_code, kind=content_type
+        _parts(answer),
+        client.aclose,
+        status=answer.status_code,
+        kind=answer.headers.get("content-type", "application/json"),
     )
 
 
-async def _parts(client: h11.Connection, reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    while isinstance(event := await _next(client, reader), h11.Data):
-        yield bytes(event.data)
-
-
-async def _next(client: h11.Connection, reader: asyncio.StreamReader) -> Any:
+async def _parts(answer: httpx2.Response) -> AsyncIterator[bytes]:
     try:
-        while (event := client.next_event()) is h11.NEED_DATA:
-            client.receive_data(await reader.read(_CHUNK))
-        return event
-    except (OSError, h11.RemoteProtocolError) as error:
+        async for part in answer.aiter_bytes():
+            yield part
+    except httpx2.HTTPError as error:
         raise Stopped(f"vLLM's server broke off: {error}") from error

@@ -8,7 +8,7 @@ players a game takes; a game refuses a wrong number when it is reset, or does no
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from pettingllms.contrib.games.generators import private, seeded
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
@@ -16,14 +16,6 @@ from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 INSTALL = "pip install 'pettingllms[textarena]'"
 DOWNLOAD = "python -m nltk.downloader words averaged_perceptron_tagger_eng"
 """Fetches the word lists of NLTK that TextArena's word games read."""
-
-
-class Variant(NamedTuple):
-    """A game of ours, in the form of TextArena's `EnvSpec`."""
-
-    entry_point: str
-    default_wrappers: Any
-    kwargs: Mapping[str, Any]
 
 
 def registry() -> Mapping[str, Any]:
@@ -46,7 +38,7 @@ def registry() -> Mapping[str, Any]:
 
 
 def game_of(name: str) -> Any:
-    """Finds a game by its id: an `EnvSpec` of TextArena, or a variant of ours.
+    """Finds a game by its id: an `EnvSpec` of TextArena.
 
     Raises:
         UnknownNameError: there is none; the text names the nearest.
@@ -55,17 +47,6 @@ def game_of(name: str) -> Any:
     games = registry()
     if name in games:
         return games[name]
-    if name in VARIANTS:
-        entry_point, model = VARIANTS[name]
-        return Variant(entry_point, games[model].default_wrappers, {})
     # Variants of one game would take up all places among the suggestions.
     plain = [game for game in games if not game.endswith(("-raw", "-train"))]
-    raise UnknownNameError(
-        f"TextArena has no game {name!r}; {did_you_mean(name, [*plain, *VARIANTS])}"
-    )
-
-
-VARIANTS: Mapping[str, tuple[str, str]] = {
-    "KuhnPoker-v1": ("pettingllms.contrib.games.kuhn_poker:KuhnPoker", "KuhnPoker-v0")
-}
-"""Id -> entry point, and TextArena's game whose wrappers it has. A game of TextArena's own with this id comes first."""
+    raise UnknownNameError(f"TextArena has no game {name!r}; {did_you_mean(name, plain)}")

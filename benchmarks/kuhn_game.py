@@ -1,4 +1,4 @@
-"""Kuhn poker as the literature has it, on top of TextArena's: `textarena:KuhnPoker-v1`.
+"""Kuhn poker as the literature has it, on top of TextArena's: `KuhnPoker-v1`, once `register` was called.
 
 TextArena's `KuhnPoker-v0` (0.7.4) never adds a bet to the pot, so that a bet costs nothing, and it pays
 1 to who has more chips after some rounds. Here one hand is played and the players are paid their
@@ -8,11 +8,23 @@ a chip to the player who acts first (Kuhn 1950). Two illegal replies in a row co
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
+from pettingllms.contrib.games.textarena_games import registry
+
+GAME = "KuhnPoker-v1"
 LOST = 2
 """Chips that the worst hand costs, and a forfeit."""
+
+
+def register() -> None:
+    """Adds the game to TextArena's table, with the wrappers of TextArena's own Kuhn poker."""
+    games: Any = registry()
+    original = games["KuhnPoker-v0"]
+    entry_point = f"{__name__}:KuhnPoker"
+    games[GAME] = dataclasses.replace(original, id=GAME, entry_point=entry_point, kwargs={})
 
 
 def __getattr__(name: str) -> Any:

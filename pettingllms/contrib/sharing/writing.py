@@ -1,15 +1,4 @@
-"""Hands on what a run has trained: its adapters, and a card made from what was measured.
-
-    DIR, or a repository of the hub
-        README.md                     the card
-        curves.png                    success and reward, step by step
-        POLICY/adapter_config.json    an adapter as PEFT saves it, for each policy
-               adapter_model.safetensors
-        team.json                     environment, base, policies, and each role's prompt: inert data
-
-`pettingllms-eval` and `pettingllms-serve` take such a folder or repository as it is (`pettingllms.runs.team`).
-What is about this machine and no other (paths, addresses, keys) is left out.
-"""
+"""Writes what is shared of a run, into a folder or to the hub; `pettingllms.contrib.sharing` says what that is."""
 
 from __future__ import annotations
 
@@ -18,6 +7,8 @@ import shutil
 from pathlib import Path
 
 from pettingllms.assembly import make_env
+from pettingllms.contrib.sharing.card import CURVES, SharedRun, card_of, public_settings
+from pettingllms.contrib.sharing.hub import check_target, upload
 from pettingllms.envs.aec import clone_env, observe_text
 from pettingllms.envs.questions import role_prompts
 from pettingllms.errors import ConfigError, PettingLLMsError, RunFolderError
@@ -27,8 +18,6 @@ from pettingllms.policies.weights import CONFIG_FILE, WEIGHTS_FILE, read_config,
 from pettingllms.rollout.files import SUMMARY
 from pettingllms.runs import read_config as read_settings
 from pettingllms.runs.team import team_text
-from pettingllms.sharing.card import CURVES, SharedRun, card_of, public_settings
-from pettingllms.sharing.hub import check_target, upload
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
 from pettingllms.types import role_of
 
@@ -107,6 +96,16 @@ def check_shareable(config: ATGRPOConfig) -> None:
             "adapters are shared, and policies of this run are full models; upload the folder "
             "of each with `hf upload NAME FOLDER`"
         )
+
+
+def check_push(config: ATGRPOConfig, name: str) -> None:
+    """Refuses what could not be shared as `hub:NAME` once it is trained.
+
+    Raises:
+        ConfigError: full models, or a repository that cannot be uploaded to.
+    """
+    check_shareable(config)
+    check_target(name)
 
 
 def write_shared(shared: SharedRun, folder: Path, to: str) -> None:

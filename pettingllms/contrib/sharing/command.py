@@ -40,7 +40,7 @@ def parser() -> CommandParser:
 def _run(argv: Sequence[str]) -> int:
     options = parser().read(argv)
     # Here and not above, so that --help does not wait for torch.
-    from pettingllms.sharing import share
+    from pettingllms.contrib.sharing.writing import share
 
     with terminable():
         where = share(Path(options.run), options.to, private=options.private)
