@@ -1,0 +1,67 @@
+"""`RoleGradients`: each role's part of the gradient of a policy that several roles share.
+
+The parts come from the update's own forward passes. The policy's gradient stays what it is without them, bit for bit: the
+parts of all roles of a micro-batch but the last are computed before its backward pass, and the last one is what that pass
+adds to the gradient, less the others. So a micro-batch of one role costs no additional backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+import torch
+
+from pettingllms.policies.packing import Batch
+
+
+class RoleGradients:
+    """Adds up the roles' parts over the micro-batches of a step.
+
+    Args:
+        parameters: of the policy.
+    """
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        self._parameters = list(parameters)
+        self.sums: dict[str, torch.Tensor] = {}
+        """Role -> its part of the gradient: flat, float32, on the CPU."""
+        self._grad = torch.zeros(())
+        self._last = ""
+
+    def before(self, batch: Batch, loss_of: Callable[[Batch], torch.Tensor]) -> None:
+        """Takes the parts of all roles of a micro-batch but its last; call it before the backward pass.
+
+        Args:
+            batch: the micro-batch.
+            loss_of: its loss where some completions count 0 times.
+        """
+        self._grad = self._accumulated()
+        *others, self._last = dict.fromkeys(sample.role for sample in batch.samples)
+        for role in others:
+            own_B = torch.tensor([float(sample.role == role) for sample in batch.samples])
+            counts_B = batch.counts_B * own_B.to(batch.counts_B.device)
+            gradient = torch.autograd.grad(
+                loss_of(replace(batch, counts_B=counts_B)),
+                self._parameters,
+                retain_graph=True,
+                allow_unused=True,
+            )
+            self._add(role, part := self._flat(gradient))
+            self._grad = self._grad + part
+
+    def after(self) -> None:
+        """Takes the part of the last role; call it after the backward pass."""
+        self._add(self._last, self._accumulated() - self._grad)
+
+    def _add(self, role: str, part: torch.Tensor) -> None:
+        self.sums[role] = self.sums[role] + part if role in self.sums else part
+
+    def _accumulated(self) -> torch.Tensor:
+        return self._flat([parameter.grad for parameter in self._parameters])
+
+    def _flat(self, gradients: Sequence[torch.Tensor | None]) -> torch.Tensor:
+        """One vector of all parameters; a copy."""
+        pairs = zip(self._parameters, gradients, strict=True)
+        parts = [torch.zeros_like(p) if gradient is None else gradient for p, gradient in pairs]
+        return torch.cat([part.detach().flatten().float().cpu() for part in parts])
