@@ -45,6 +45,7 @@ WIDER = 1.25
 """Factor of the jackknife's error; without it intervals held too few means of other seeds."""
 STUDENT = 1.415
 """Half the width of an interval of 80 % in standard errors, with 7 degrees of freedom."""
+TINY = 1e-12
 WORTH = 0.05
 """Least expected difference for which a policy for each role is recommended."""
 MEASURED: Mapping[str, str] = {}
@@ -282,7 +283,7 @@ def products(means_RJD: torch.Tensor, square_D: torch.Tensor | None) -> torch.Te
     roles, blocks, _ = means_RJD.shape
     flat = means_RJD.flatten(0, 1)
     # A weight that never had a gradient has no part in a step of Adam.
-    scale = 1.0 if square_D is None else torch.where(square_D > 0, square_D.rsqrt(), 0.0)
+    scale = 1.0 if square_D is None else 1 / (square_D.sqrt() + TINY)
     gram = ((flat * scale) @ flat.mT).view(roles, blocks, roles, blocks)
     same_RR = torch.einsum("ikjk->ij", gram)
     return (gram.sum((1, 3)) - same_RR) / (blocks * (blocks - 1))
