@@ -5,7 +5,8 @@
     python -m benchmarks.advice --dry-run  the trainings that are due
 
 Every setting (`rho`, `q`, rank of the adapters) is trained with one shared policy and with a policy for each role, on equally many
-generated tokens, with a constant learning rate that is chosen of two on the seed `TUNING`. Success is the share of right decisions, read from
+generated tokens, with a constant learning rate that is chosen of two
+on the seed `TUNING` for each arm, `q` and rank. Success is the share of right decisions, read from
 the policies' probabilities after a tenth and a third of the tokens and at the end. The first tenth of the shared run, and its first third, give the
 signals: G, what it predicts, the plain cosine of gradients; the race is the difference of both arms after a tenth. Writes `results/advice.json`.
 """
@@ -44,6 +45,8 @@ SHARED, APART = "shared", "per-role"
 RHOS, QS, RANKS = (0.0, 0.5, 1.0), (0.0, 1.0), (2, 16)
 RATES = (2e-3, 5e-3)
 TUNING, SEEDS = 100, (0, 1)
+TUNED = 0.5
+"""The `rho` for which rates are chosen."""
 TOKENS = 80_000
 READ_AT = {"tenth": 0.1, "third": 1 / 3, "end": 1.0}
 """Reading -> share of the tokens."""
@@ -182,6 +185,7 @@ def cells(runs: Mapping[str, Any]) -> list[Cell]:
     due = [
         Cell(setting, arm, rate, TUNING)
         for setting, arm, rate in product(SETTINGS, (SHARED, APART), RATES)
+        if setting.rho == TUNED
     ]
     if any(cell.name not in runs for cell in due):
         return due
@@ -193,10 +197,9 @@ def cells(runs: Mapping[str, Any]) -> list[Cell]:
 
 
 def chosen_rate(runs: Mapping[str, Any], setting: Setting, arm: str) -> float:
-    """The rate with the best success on the tuning seed."""
-    return max(
-        RATES, key=lambda rate: runs[Cell(setting, arm, rate, TUNING).name]["success"]["end"]
-    )
+    """The rate with the best success on the tuning seed: one for all `rho`, because a user knows none."""
+    tuned = setting._replace(rho=TUNED)
+    return max(RATES, key=lambda rate: runs[Cell(tuned, arm, rate, TUNING).name]["success"]["end"])
 
 
 class Row(NamedTuple):
