@@ -163,7 +163,11 @@ def train(base: Path, cell: Cell, tokens: int = TOKENS) -> dict[str, Any]:
         **COMMON,
     )
     policies = load_policies(
-        base, parse_policies(cell.arm, ROLES), seed=cell.seed, lora_r=dials.rank, lora_alpha=2 * dials.rank
+        base,
+        parse_policies(cell.arm, ROLES),
+        seed=cell.seed,
+        lora_r=dials.rank,
+        lora_alpha=2 * dials.rank,
     )
     watch = Watch()
     trainer = ATGRPO(config, env, policies, callbacks=[watch] if cell.arm == SHARED else [])

@@ -310,14 +310,14 @@ ADVERSARIES: Mapping[str, Mapping[str, Mapping[str, Player]]] = {
     "plan_path": board(walks),
     "sokoban": board(pushes),
     "sudoku": board(fills),
-    "duet": dict.fromkeys(
-        ("left", "right"),
-        {
+    "duet": {
+        role: {
             "lying": other_answer,
             "copying": shown,
             "substring": lambda env, _: " ".join(env.answers),
-        },
-    ),
+        }
+        for role in ("left", "right")
+    },
     "read": {
         "finder": {
             "lying": lambda env, _: " lives in ".join(other_note(env)),

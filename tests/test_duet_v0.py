@@ -67,7 +67,9 @@ def test_right_answers_differ_for_the_share_that_was_asked_for_and_follow_from_t
         left, right = right_answers(rho, 3, 32, 8)
         assert sum(a != b for a, b in zip(left, right, strict=True)) == 32 * rho
         assert sorted(left) == sorted(list(range(8)) * 4)
-    assert right_answers(0.5, 1, 32, 8) == right_answers(0.5, 1, 32, 8) != right_answers(0.5, 2, 32, 8)
+    assert (
+        right_answers(0.5, 1, 32, 8) == right_answers(0.5, 1, 32, 8) != right_answers(0.5, 2, 32, 8)
+    )
 
 
 def test_the_team_is_paid_once_for_both_answers_to_the_first_phrase():

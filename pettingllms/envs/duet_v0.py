@@ -53,8 +53,9 @@ from typing import Any, ClassVar, NamedTuple, Unpack
 
 from pettingllms.envs import arguments
 from pettingllms.envs.base import Outcome
-from pettingllms.envs.team_env import FORMAT_PENALTY, TeamArguments, TeamEnv
+from pettingllms.envs.team_env import FORMAT_PENALTY, Prompt, TeamEnv
 from pettingllms.errors import ConfigError
+from pettingllms.sandbox import Sandbox, SandboxSettings
 
 FIRST = ("dax", "wug", "blick", "zup", "toma", "kiv", "modi", "lorp")
 SECOND = ("gazzer", "pim", "tupa", "nork", "seb", "dofa", "rud", "yat")
@@ -65,7 +66,13 @@ ANSWERS = (
 )
 """Words that count as a reply; an environment has the first of them."""
 MOST_TURNS = 8
-MAX_REPLY_CHARS = 200
+
+
+class DuetArguments(arguments.TextArguments, total=False):
+    """The arguments that the environment passes on: those of `TeamArguments` without `rewards`."""
+
+    prompt: Prompt
+    sandbox: Sandbox | SandboxSettings | Mapping[str, Any] | str
 
 
 class RightAnswers(NamedTuple):
@@ -168,7 +175,7 @@ class raw_env(TeamEnv):
         inputs: int = 32,
         answers: int = 8,
         rewards: str = "dense",
-        **kwargs: Unpack[TeamArguments],
+        **kwargs: Unpack[DuetArguments],
     ) -> None:
         most = _whole("mass", mass, 1, MOST_TURNS)
         if kwargs.get("max_turns") is None and kwargs.get("max_cycles") is None:
@@ -231,9 +238,7 @@ class raw_env(TeamEnv):
 
     def _unread(self, state: DuetState, agent: str, reason: str) -> Outcome:  # noqa: ARG002 - alike
         local = -FORMAT_PENALTY if self.rewards_scheme == "dense" else 0.0
-        return Outcome(
-            state, 0.0, local, state.success, parse_error=reason, info={"right": False}
-        )
+        return Outcome(state, 0.0, local, state.success, parse_error=reason, info={"right": False})
 
     def _view(self, state: DuetState) -> str:
         number = state.inputs[max(len(state.left) - 1, 0)]

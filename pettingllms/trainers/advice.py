@@ -21,6 +21,7 @@ Shapes: _R roles, _J blocks, _D weights.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -70,15 +71,15 @@ def check_advise(config: ResolvedConfig, roles_to_policies: Mapping[str, str]) -
     """
     learners = trained_policies(config.train_roles, roles_to_policies)
     sharing = [role for role, policy in roles_to_policies.items() if policy in learners]
-    reasons = {
-        "compares gradients of roles in one shared policy; add --policies shared": len(learners) > 1,
-        "needs a policy that several roles share; this team has one role": len(sharing) < 2,
-        "reads gradients in this process; leave out --workers": config.workers > 0,
-        "reads gradients of rewards, and beta adds those of a penalty; leave out --beta": config.beta > 0,
-        f"needs at least {BLOCKS} steps, got max_steps {config.max_steps}": config.max_steps < BLOCKS,
-        "needs updates, got num_iterations 0": config.num_iterations == 0,
-    }
-    for reason, applies in reasons.items():
+    few, steps = config.max_steps < BLOCKS, f"at least {BLOCKS} steps, got {config.max_steps}"
+    for applies, reason in (
+        (len(learners) > 1, "compares roles in one shared policy; add --policies shared"),
+        (len(sharing) < 2, "needs a policy that several roles share; this team has one role"),
+        (config.workers > 0, "reads gradients in this process; leave out --workers"),
+        (config.beta > 0, "reads gradients of rewards alone; leave out --beta"),
+        (few, f"needs {steps}; raise --max-steps"),
+        (config.num_iterations == 0, "needs updates, got num_iterations 0"),
+    ):
         if applies:
             raise ConfigError(f"advise {reason}")
 
@@ -123,58 +124,51 @@ class Reading(NamedTuple):
 
     def record(self) -> dict[str, Any]:
         """What advice.json holds."""
-        low, high = self.surplus - self.reach, self.surplus + self.reach
+        fields = self._asdict()
         return {
-            **{"recommendation": self.recommendation, "G": self.surplus, "interval": [low, high]},
-            **{"level": 0.8, "expected": self.expected, "steps": self.steps},
-            **{"missing_steps": self.missing if self.recommendation == "undecided" else 0},
-            **{"cosines": {pair: value and list(value) for pair, value in self.cosines.items()}},
-            **{"token_shares": dict(self.shares), "overlap": self.overlap},
-            "measured": MEASURED.get(self.recommendation),
+            "recommendation": self.recommendation,
+            "G": fields.pop("surplus"),
+            "interval": [self.surplus - self.reach, self.surplus + self.reach],
+            "expected": self.expected,
+            "missing_steps": self.missing if self.recommendation == "undecided" else 0,
+            **fields,
         }
 
     def text(self, step: int, total: int) -> str:
         """What a user sees."""
-        which = {
-            "per-role": "a policy for each role learns faster at the same rate",
-            "shared": "a policy for each role is not worth its adapters"
-            if self.surplus > 0
-            else "one shared policy learns faster at the same rate",
-            "undecided": "either may learn faster",
+        more = f". About {self.missing} more steps would settle a G of this size"
+        worth = f"; expected difference {self.expected:+.2f} success"
+        worth += "".join(f"; {said}" for said in [MEASURED.get(self.recommendation)] if said)
+        conclusion = {
+            "per-role": f"a policy for each role (--policies per-role){worth}",
+            "shared": f"one shared policy loses little{worth}",
+            "undecided": f"not enough evidence yet: the interval of G holds 0{more * bool(self.surplus)}",
         }[self.recommendation]
-        lines = [
-            f"Advice after {step} of {total} steps",
-            f"  G {spread(self.surplus, self.reach)}: {which}",
+        pairs = [
+            f"  {pair}: gradients agree by {spread(*value) if value else 'an amount lost in noise'}"
+            for pair, value in self.cosines.items()
         ]
-        for pair, value in self.cosines.items():
-            agree = "cannot be told from noise" if value is None else spread(value[0], STUDENT * value[1])
-            lines.append(f"  {pair}: gradients agree by {agree}")
         shares = ", ".join(f"{role} {share:.2f}" for role, share in self.shares.items())
-        lines.append(f"  shares of the tokens: {shares}")
-        lines.append(f"  {self.overlap:.2f} of prompts are shown to several roles")
-        return "\n".join([*lines, f"  -> {self._conclusion()}"])
-
-    def _conclusion(self) -> str:
-        if self.recommendation == "undecided":
-            more = "" if self.missing is None else f". About {self.missing} more steps would settle a G of this size"
-            return f"not enough evidence yet: the interval of G holds 0{more}"
-        choice = {
-            "per-role": "a policy for each role (--policies per-role)",
-            "shared": "one shared policy loses little",
-        }[self.recommendation]
-        measured = MEASURED.get(self.recommendation)
-        return f"{choice}; expected difference {self.expected:+.2f} success" + (
-            f"; {measured}" if measured else ""
+        return "\n".join(
+            [
+                f"Advice after {step} of {total} steps (intervals of 80 %)",
+                f"  G {spread(self.surplus, self.error)}: above 0, roles learn faster apart at the same rate",
+                *pairs,
+                f"  shares of the tokens: {shares}",
+                f"  {self.overlap:.2f} of prompts are shown to several roles",
+                f"  -> {conclusion}",
+            ]
         )
 
 
-def spread(value: float, reach: float) -> str:
+def spread(value: float, error: float) -> str:
     """Returns `+0.21 [+0.09, +0.33]`."""
+    reach = STUDENT * error
     return f"{value:+.2f} [{value - reach:+.2f}, {value + reach:+.2f}]"
 
 
 class Sums:
-    """Sums of the gradients of several steps, from which `read` makes a `Reading`.
+    """Sums of the gradients of steps, from which `read` makes a `Reading`.
 
     Args:
         roles: that share the policy.
@@ -195,7 +189,9 @@ class Sums:
         if gradients:
             whole_D = torch.stack(list(gradients.values())).sum(0)
             if not self.blocks_RJD.numel():
-                self._open(len(whole_D))
+                self.blocks_RJD = torch.zeros(len(self.roles), BLOCKS, len(whole_D))
+                self.squares_RD = torch.zeros(len(self.roles), len(whole_D))
+                self.whole_D = torch.zeros(len(whole_D))
             for number, role in enumerate(self.roles):
                 if tokens[role]:
                     # Its mean, as in a policy for this role alone: the part is of all roles' tokens.
@@ -207,59 +203,43 @@ class Sums:
             self.tokens[role] += count
         self.steps += 1
 
-    def _open(self, weights: int) -> None:
-        self.blocks_RJD = torch.zeros(len(self.roles), BLOCKS, weights)
-        self.squares_RD = torch.zeros(len(self.roles), weights)
-        self.whole_D = torch.zeros(weights)
-
     def read(self) -> Reading:
         """Returns what the steps so far say; at least one for each block."""
         total, prompts = sum(self.tokens.values()), self.prompts
-        shares = {role: count / max(total, 1) for role, count in self.tokens.items()}
-        others = {
-            role: set().union(*(prompts[other] for other in self.roles if other != role))
-            for role in self.roles
-        }
-        both = sum(len(prompts[role] & others[role]) for role in self.roles)
-        overlap = both / max(sum(map(len, prompts.values())), 1)
-        surplus, cosines = self._signals(list(range(BLOCKS)), shares)
+        shares = {role: count / total for role, count in self.tokens.items()}
+        seen = [prompt for role in self.roles for prompt in prompts[role]]
+        overlap = sum(seen.count(prompt) > 1 for prompt in seen) / len(seen)
+        surplus, cosines = self._signals(list(range(BLOCKS)))
         without = [
-            self._signals([k for k in range(BLOCKS) if k != left_out], shares)
-            for left_out in range(BLOCKS)
+            self._signals([k for k in range(BLOCKS) if k != left_out]) for left_out in range(BLOCKS)
         ]
-        pairs = {}
-        for pair, value in cosines.items():
-            values = [other[pair] for _, other in without]
-            kept = [one for one in values if one is not None]
-            whole = value is not None and len(kept) == BLOCKS
-            pairs[pair] = (value, jackknife(kept)) if value is not None and whole else None
-        error = jackknife([one for one, _ in without])
+        pairs = dict[str, tuple[float, float] | None]()
+        for pair, cosine in cosines.items():
+            values = [others[pair] for _, others in without]
+            pairs[pair] = None if math.nan in (cosine, *values) else (cosine, jackknife(values))
+        error = jackknife([value for value, _ in without])
         return Reading(surplus, error, pairs, shares, overlap, self.steps)
 
-    def _signals(
-        self, blocks: Sequence[int], shares: Mapping[str, float]
-    ) -> tuple[float, dict[str, float | None]]:
-        """G, and the cosine of each pair of roles, from some of the blocks."""
-        roles, steps = range(len(self.roles)), max(self.steps, 1)
-        counts = torch.tensor([len(range(k, steps, BLOCKS)) for k in blocks])
-        means_RJD = self.blocks_RJD[:, list(blocks)] / counts[:, None]
-        own = [
-            products(means_RJD[i : i + 1], self.squares_RD[i] / steps)[0, 0].item() for i in roles
-        ]
-        shared_RR = products(means_RJD, self.whole_D / steps)
+    def _signals(self, blocks: list[int]) -> tuple[float, dict[str, float]]:
+        """G, and the cosine of each pair of roles, from some of the blocks; `math.nan` where there is none."""
+        roles, total = range(len(self.roles)), sum(self.tokens.values())
+        counts_J = torch.tensor([len(range(k, self.steps, BLOCKS)) for k in blocks])
+        means_RJD = self.blocks_RJD[:, blocks] / counts_J[:, None]
         plain_RR = products(means_RJD, None)
-        mixed = [
-            sum(shares[role] * shared_RR[i, j].item() for j, role in enumerate(self.roles))
-            for i in roles
-        ]
-        surplus = sum(ratio(*pair) for pair in zip(own, mixed, strict=True)) / len(self.roles)
-        cosines = dict[str, float | None]()
+        mixed_RR = products(means_RJD, self.whole_D / self.steps)
+        share_R = torch.tensor([self.tokens[role] / total for role in self.roles])
+        surplus = 0.0
         for i in roles:
-            for j in range(i + 1, len(self.roles)):
-                norms = plain_RR[i, i].item(), plain_RR[j, j].item()
-                cosines[f"{self.roles[i]}, {self.roles[j]}"] = (
-                    plain_RR[i, j].item() / math.sqrt(norms[0] * norms[1]) if min(norms) > 0 else None
-                )
+            own = products(means_RJD[[i]], self.squares_RD[i] / self.steps).clamp(min=0).item()
+            mixed = (mixed_RR[i] @ share_R).clamp(min=0).item()
+            surplus += (own - mixed) / (own + mixed) / len(roles) if own + mixed else 0.0
+        cosines = {}
+        for i, j in itertools.combinations(roles, 2):
+            norms = plain_RR[i, i].item(), plain_RR[j, j].item()
+            cosine = (
+                plain_RR[i, j].item() / math.sqrt(math.prod(norms)) if min(norms) > 0 else math.nan
+            )
+            cosines[f"{self.roles[i]}, {self.roles[j]}"] = cosine
         return surplus, cosines
 
     def state_dict(self) -> dict[str, Any]:
@@ -287,12 +267,6 @@ def products(means_RJD: torch.Tensor, square_D: torch.Tensor | None) -> torch.Te
     gram = ((flat * scale) @ flat.mT).view(roles, blocks, roles, blocks)
     same_RR = torch.einsum("ikjk->ij", gram)
     return (gram.sum((1, 3)) - same_RR) / (blocks * (blocks - 1))
-
-
-def ratio(own: float, mixed: float) -> float:
-    """Returns (own - mixed) / (own + mixed), with negative values as 0."""
-    own, mixed = max(own, 0.0), max(mixed, 0.0)
-    return (own - mixed) / (own + mixed) if own + mixed else 0.0
 
 
 def jackknife(values: Sequence[float]) -> float:
@@ -354,8 +328,10 @@ class Advice(Callback):
             self._say("Advice: no step so far had anything to learn from, so there is none")
             return
         reading = sums.read()
-        self._write(self._file, json.dumps(reading.record() | {"of_steps": total}, indent=2) + "\n")
-        self._say(reading.text(trainer.step, total))
+        text = reading.text(trainer.step, total)
+        record = {**reading.record(), "of_steps": total, "text": text}
+        self._write(self._file, f"{json.dumps(record, indent=2)}\n")
+        self._say(text)
 
     def state_dict(self) -> dict[str, Any]:
         """The sums; nothing once the advice was given."""

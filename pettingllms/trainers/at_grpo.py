@@ -24,6 +24,7 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -291,8 +292,8 @@ class ATGRPO:
         parameters = self.policies.parameters(policy)
         # In later iterations the weights are no longer those that sampled.
         watching = [one for one in self.callbacks if one.wants_gradients and meter.on_policy]
-        roles = RoleGradients(parameters) if watching else None
-        self._backward(policy, batch, meter, roles)
+        roles = RoleGradients(parameters)
+        self._backward(policy, batch, meter, roles if watching else None)
         for callback in watching:
             callback.on_gradients(self, policy, roles.sums, batch.samples)
         norm = torch.nn.utils.clip_grad_norm_(parameters, self.settings[policy].max_grad_norm)
@@ -312,13 +313,12 @@ class ATGRPO:
             logp_BT, entropy_BT = policies.logprobs(
                 policy, batch, temperature=temperature, entropy=True, entropy_grad=entropic
             )
+            part = partial(policy_loss, config, whole)
             outputs = logp_BT, entropy_BT, base_BT
-            loss = policy_loss(config, whole, batch, *outputs, meter)
+            loss = part(batch, *outputs, meter)
             meter.check_finite("loss", loss)
             if roles is not None:
-                roles.before(
-                    batch, lambda part: policy_loss(config, whole, part, *outputs, LossMeter(""))
-                )
+                roles.before(batch, part, *outputs, LossMeter(policy))
             loss.backward()
             if roles is not None:
                 roles.after()

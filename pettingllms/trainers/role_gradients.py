@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -29,12 +30,13 @@ class RoleGradients:
         self._grad = torch.zeros(())
         self._last = ""
 
-    def before(self, batch: Batch, loss_of: Callable[[Batch], torch.Tensor]) -> None:
+    def before(self, batch: Batch, loss_of: Callable[..., torch.Tensor], *outputs: Any) -> None:
         """Takes the parts of all roles of a micro-batch but its last; call it before the backward pass.
 
         Args:
             batch: the micro-batch.
-            loss_of: its loss where some completions count 0 times.
+            loss_of: makes its loss of it and of `outputs`, also where some completions count 0 times.
+            outputs: what the forward pass left.
         """
         self._grad = self._accumulated()
         *others, self._last = dict.fromkeys(sample.role for sample in batch.samples)
@@ -42,7 +44,7 @@ class RoleGradients:
             own_B = torch.tensor([float(sample.role == role) for sample in batch.samples])
             counts_B = batch.counts_B * own_B.to(batch.counts_B.device)
             gradient = torch.autograd.grad(
-                loss_of(replace(batch, counts_B=counts_B)),
+                loss_of(replace(batch, counts_B=counts_B), *outputs),
                 self._parameters,
                 retain_graph=True,
                 allow_unused=True,
