@@ -6,7 +6,7 @@
 
 Every setting (`rho`, `q`, rank of the adapters) is trained with one shared policy and with a policy for each role, on equally many
 generated tokens, with a constant learning rate that is chosen of two
-on the seed `TUNING` for each arm, `q` and rank. Success is the share of right decisions, read from
+on the seed `TUNING` for each arm and rank. Success is the share of right decisions, read from
 the policies' probabilities after a tenth and a third of the tokens and at the end. The first tenth of the shared run, and its first third, give the
 signals: G, what it predicts, the plain cosine of gradients; the race is the difference of both arms after a tenth. Writes `results/advice.json`.
 """
@@ -23,7 +23,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import matplotlib
 import torch
+from matplotlib import pyplot
 
 from benchmarks.options import Options
 from benchmarks.priming.duet import OUT
@@ -40,13 +42,14 @@ from pettingllms.trainers.callbacks import Callback
 from pettingllms.trainers.config import ATGRPOConfig
 
 RESULTS = Path(__file__).parent / "results" / "advice.json"
+PICTURE = Path(__file__).parents[1] / "docs" / "advice.png"
 ROLES = ("left", "right")
 SHARED, APART = "shared", "per-role"
 RHOS, QS, RANKS = (0.0, 0.5, 1.0), (0.0, 1.0), (2, 16)
 RATES = (2e-3, 5e-3)
 TUNING, SEEDS = 100, (0, 1)
-TUNED = 0.5
-"""The `rho` for which rates are chosen."""
+TUNED = (0.5, 0.0)
+"""The `rho` and `q` for which rates are chosen."""
 TOKENS = 80_000
 READ_AT = {"tenth": 0.1, "third": 1 / 3, "end": 1.0}
 """Reading -> share of the tokens."""
@@ -111,7 +114,8 @@ class Watch(Callback):
         del trainer, policy
         self.sums.add(gradients, samples)
         if len(gradients) == len(ROLES):
-            cosine = torch.cosine_similarity(*(gradients[role] for role in ROLES), dim=0)
+            left, right = (gradients[role] for role in ROLES)
+            cosine = torch.cosine_similarity(left, right, dim=0)
             self.plain.append(cosine.item())
 
     def signals(self) -> dict[str, Any]:
@@ -125,7 +129,7 @@ class Watch(Callback):
 def decisions(policies: PolicySet, env: Duet) -> float:
     """The probability of a right decision, the mean of both roles over phrases and prompts."""
     tokenizer, chances = policies.chat.tokenizer, []
-    for role, right in zip(ROLES, env.right, strict=True):
+    for role, right in env.right.items():
         model = policies.sampling_model(policies.policy_for(role))
         for named, weight in ((True, 1 - env.q), (False, env.q)):
             if not weight:
@@ -189,7 +193,7 @@ def cells(runs: Mapping[str, Any]) -> list[Cell]:
     due = [
         Cell(setting, arm, rate, TUNING)
         for setting, arm, rate in product(SETTINGS, (SHARED, APART), RATES)
-        if setting.rho == TUNED
+        if setting[:2] == TUNED
     ]
     if any(cell.name not in runs for cell in due):
         return due
@@ -201,8 +205,8 @@ def cells(runs: Mapping[str, Any]) -> list[Cell]:
 
 
 def chosen_rate(runs: Mapping[str, Any], setting: Setting, arm: str) -> float:
-    """The rate with the best success on the tuning seed: one for all `rho`, because a user knows none."""
-    tuned = setting._replace(rho=TUNED)
+    """The rate with the best success on the tuning seed: one for all `rho` and `q`, because a user knows neither."""
+    tuned = Setting(*TUNED, setting.rank)
     return max(RATES, key=lambda rate: runs[Cell(tuned, arm, rate, TUNING).name]["success"]["end"])
 
 
@@ -220,12 +224,11 @@ def rows(runs: Mapping[str, Any], when: str = "tenth") -> list[Row]:
     """The results, of all cells that are there in both arms; signals are those of a reading."""
     found = []
     for setting, seed in product(SETTINGS, SEEDS):
-        pair = [
+        apart, shared = (
             runs.get(Cell(setting, arm, chosen_rate(runs, setting, arm), seed).name)
             for arm in (APART, SHARED)
-        ]
-        if all(pair):
-            apart, shared = pair
+        )
+        if apart is not None and shared is not None:
             gain = {at: apart["success"][at] - shared["success"][at] for at in READ_AT}
             found.append(Row(setting, seed, gain, shared["signals"][when]))
     return found
@@ -237,9 +240,10 @@ SIGNALS: Mapping[str, Callable[[Row], float]] = {
     "minus the corrected cosine": lambda row: -(row.signals["cosines"]["left, right"] or [0.0])[0],
     "minus the plain cosine": lambda row: -row.signals["plain"],
     "race": lambda row: row.gain["tenth"],
+    "always shared": lambda _: -1.0,
+    "always per role": lambda _: 1.0,
 }
 """Name -> what a row's run says; above 0 it says per role."""
-CONSTANTS: Mapping[str, float] = {"always shared": -1.0, "always per role": 1.0}
 
 
 def spearman(x: Sequence[float], y: Sequence[float]) -> float | None:
@@ -279,7 +283,7 @@ def judged(found: Sequence[Row], at: str = "end") -> dict[str, Any]:
         for setting, several in by_setting.items()
     }
     table: dict[str, Any] = {}
-    for name, signal in {**SIGNALS, **{n: lambda _, v=v: v for n, v in CONSTANTS.items()}}.items():
+    for name, signal in SIGNALS.items():
         says = [signal(row) > 0 for row in found]
         truths = [gains[row.setting] for row in found]
         wrong = [
@@ -340,6 +344,25 @@ def left_out(by_setting: Mapping[Setting, Sequence[Row]], gains: Mapping[Setting
     }
 
 
+def draw(result: Mapping[str, Any], file: Path) -> None:
+    """Draws for each setting the expected and the measured difference at the end, by share of prompts without the role's name."""
+    # The non-interactive backend, chosen before the first figure.
+    matplotlib.use("agg")
+    figure, axes = pyplot.subplots(figsize=(5, 3.6), layout="constrained")
+    for q, marker in zip(QS, "os", strict=True):
+        points = [row for row in rows(result["runs"]) if row.setting.q == q]
+        across = [row.signals["expected"] for row in points]
+        label = "every prompt names its role" if not q else "no prompt names its role"
+        axes.scatter(across, [row.gain["end"] for row in points], marker=marker, label=label)
+    axes.axhline(0, color="gray", linewidth=0.8)
+    axes.axline((0, 0), slope=1, color="gray", linewidth=0.8, linestyle=":")
+    axes.set_xlabel("expected after a tenth of the shared run")
+    axes.set_ylabel("measured: per role less shared")
+    axes.set_title("Share of right decisions at the end", fontsize=10)
+    axes.legend(fontsize=8)
+    figure.savefig(file, dpi=110)
+
+
 def revision() -> str:
     """The commit that ran, with `+` where files differed from it."""
     words = ["git", "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"]
@@ -389,6 +412,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     }
     result["cpu_minutes"] = round(sum(run["cpu_s"] for run in runs.values()) / 60, 1)
     options.out.write_text(f"{json.dumps(result, indent=1)}\n", encoding="utf-8")
+    if options.out == RESULTS:
+        draw(result, PICTURE)
     print(json.dumps(result["judged"], indent=1))
 
 

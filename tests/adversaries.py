@@ -119,7 +119,7 @@ def other_note(env: Any) -> tuple[str, str]:
 
 def answers(env: Any, agent: str) -> str:
     number, _ = env._asked(env._state, agent)
-    return env.answers[getattr(env.right, role_of(agent))[number]]
+    return env.answers[env.right[role_of(agent)][number]]
 
 
 def other_answer(env: Any, agent: str) -> str:

@@ -23,7 +23,7 @@ def episodes(rho, q):
 
 def chances(env, state, policies):
     """The probability that each role is right; a policy maps prompts to chances of the first answer."""
-    for role, policy, right in zip(("left", "right"), policies, env.right, strict=True):
+    for role, policy, right in zip(("left", "right"), policies, env.right.values(), strict=True):
         first = policy[env._text(state, f"{role}_0")]
         yield first if right[state.inputs[0]] == 0 else 1 - first
 
@@ -53,7 +53,7 @@ def test_the_stated_optimum_is_that_of_all_policies(rho, q):
     assert best[3][1] == pytest.approx(best_episodes(rho, q, shared=True))
     alone = [{p: float(right[n] == 0) for env, s, _ in episodes(rho, q) for n in s.inputs
               for p in [env._text(s, f"{role}_0")]}
-             for role, right in zip(("left", "right"), env_of(rho, q).right, strict=True)]  # fmt: skip
+             for role, right in zip(("left", "right"), env_of(rho, q).right.values(), strict=True)]  # fmt: skip
     assert reached(rho, q, alone) == pytest.approx((1.0, 1.0))
     assert best_decisions(rho, q, shared=False) == best_episodes(rho, q, shared=False) == 1
 
@@ -64,7 +64,7 @@ def env_of(rho, q):
 
 def test_right_answers_differ_for_the_share_that_was_asked_for_and_follow_from_the_key():
     for rho in (0, 0.25, 1):
-        left, right = right_answers(rho, 3, 32, 8)
+        left, right = right_answers(rho, 3, 32, 8).values()
         assert sum(a != b for a, b in zip(left, right, strict=True)) == 32 * rho
         assert sorted(left) == sorted(list(range(8)) * 4)
     assert (
@@ -83,7 +83,7 @@ def test_the_team_is_paid_once_for_both_answers_to_the_first_phrase():
         role = agent.removesuffix("_0")
         assert env.observe(agent)["text"].startswith(f"{role} ")
         number, _ = env._asked(env._state, agent)
-        env.step(env.answers[getattr(env.right, role)[number]])
+        env.step(env.answers[env.right[role][number]])
         spoke.append(role)
         paid.append((env.infos[agent]["local_reward"], env.infos[agent]["team_reward"]))
         assert env.infos[agent]["right"]
@@ -96,7 +96,7 @@ def test_an_answer_of_the_other_role_is_wrong_and_no_answer_costs():
     for reply, local, right in (("other", 0.0, False), ("maybe", -0.1, False), ("", -0.1, False)):
         env.reset(seed=0)
         number = env._state.inputs[0]
-        other = env.answers[env.right.right[number]]
+        other = env.answers[env.right["right"][number]]
         env.step(other if reply == "other" else reply)
         info = env.infos["left_0"]
         assert (info["local_reward"], info["right"]) == (local, right)

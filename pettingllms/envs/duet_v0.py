@@ -49,7 +49,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple, Unpack
+from typing import Any, ClassVar, Unpack
 
 from pettingllms.envs import arguments
 from pettingllms.envs.base import Outcome
@@ -75,22 +75,15 @@ class DuetArguments(arguments.TextArguments, total=False):
     sandbox: Sandbox | SandboxSettings | Mapping[str, Any] | str
 
 
-class RightAnswers(NamedTuple):
-    """The number of the right answer to each phrase, by role."""
-
-    left: tuple[int, ...]
-    right: tuple[int, ...]
-
-
-def right_answers(rho: float, key: int, inputs: int, answers: int) -> RightAnswers:
-    """Draws the right answers; each word is about as often right for `left` as any other."""
+def right_answers(rho: float, key: int, inputs: int, answers: int) -> dict[str, list[int]]:
+    """Returns by role the number of the right answer to each phrase; for `left`, each is right equally often."""
     rng = random.Random(f"duet/{key}")
     left = [number % answers for number in range(inputs)]
     rng.shuffle(left)
     right = list(left)
     for number in rng.sample(range(inputs), round(rho * inputs)):
         right[number] = (left[number] + rng.randrange(1, answers)) % answers
-    return RightAnswers(tuple(left), tuple(right))
+    return {"left": left, "right": right}
 
 
 def best_decisions(rho: float, q: float, *, shared: bool) -> float:
@@ -102,11 +95,7 @@ def best_decisions(rho: float, q: float, *, shared: bool) -> float:
 def best_episodes(rho: float, q: float, *, shared: bool, greedy: bool = False) -> float:
     """Returns the largest share of episodes in which both answers to the first phrase are right.
 
-    Args:
-        rho: share of phrases whose right answers differ.
-        q: share of prompts without the role's name.
-        shared: whether both roles have one policy.
-        greedy: whether it always takes its likeliest answer, instead of drawing one.
+    A `greedy` policy always takes its likeliest answer, instead of drawing one.
     """
     if not shared:
         return 1.0
@@ -184,13 +173,12 @@ class raw_env(TeamEnv):
         self.mass, self.q = most, _share("q", q)
         inputs = _whole("inputs", inputs, 2, len(FIRST) * len(SECOND))
         self.answers = ANSWERS[: _whole("answers", answers, 2, len(ANSWERS))]
-        self.right = right_answers(
-            _share("rho", rho), _whole("key", key, 0, 2**32), inputs, len(self.answers)
-        )
+        rho, key = _share("rho", rho), _whole("key", key, 0, 2**32)
+        self.right = right_answers(rho, key, inputs, len(self.answers))
 
     def _start(self, seed: int, options: dict[str, Any]) -> DuetState:  # noqa: ARG002 - none
         rng = self._random(seed)
-        inputs = tuple(rng.randrange(len(self.right.left)) for _ in range(self.mass))
+        inputs = tuple(rng.randrange(len(self.right["left"])) for _ in range(self.mass))
         named = tuple(rng.random() >= self.q for _ in range(self.mass))
         return DuetState(inputs, named, rng.random() >= self.q)
 
@@ -221,8 +209,7 @@ class raw_env(TeamEnv):
         if reply not in self.answers:
             return self._unread(state, agent, f"{reply[:40]!r} is none of the words")
         number, _ = self._asked(state, agent)
-        right = self.right.left if agent == "left_0" else self.right.right
-        correct = self.answers.index(reply) == right[number]
+        correct = self.answers.index(reply) == self.right[agent.removesuffix("_0")][number]
         if agent == "left_0":
             after = replace(state, left=(*state.left, correct))
         else:
@@ -242,7 +229,7 @@ class raw_env(TeamEnv):
 
     def _view(self, state: DuetState) -> str:
         number = state.inputs[max(len(state.left) - 1, 0)]
-        words = (self.answers[right[number]] for right in self.right)
+        words = (self.answers[right[number]] for right in self.right.values())
         return f"phrase: {phrase(number)}\nright: {' and '.join(words)}\nboth: {state.success}"
 
 

@@ -24,6 +24,7 @@ import hashlib
 import itertools
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -207,8 +208,8 @@ class Sums:
         """Returns what the steps so far say; at least one for each block."""
         total, prompts = sum(self.tokens.values()), self.prompts
         shares = {role: count / total for role, count in self.tokens.items()}
-        seen = [prompt for role in self.roles for prompt in prompts[role]]
-        overlap = sum(seen.count(prompt) > 1 for prompt in seen) / len(seen)
+        shown = Counter(prompt for role in self.roles for prompt in prompts[role])
+        overlap = sum(roles for roles in shown.values() if roles > 1) / shown.total()
         surplus, cosines = self._signals(list(range(BLOCKS)))
         without = [
             self._signals([k for k in range(BLOCKS) if k != left_out]) for left_out in range(BLOCKS)

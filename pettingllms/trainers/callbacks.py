@@ -49,14 +49,10 @@ class Callback:
         gradients: Mapping[str, torch.Tensor],
         samples: Sequence[Sample],
     ) -> None:
-        """Called in each step, before the update of a policy; its answer never ends training.
+        """Called before each update of a policy with its samples and the gradient of each role's part of the loss.
 
-        Args:
-            trainer: it must stay as it is.
-            policy: whose gradient it is.
-            gradients: role -> the gradient of its samples' part of the loss, flat and not clipped, float32 on
-                the CPU. The roles' gradients add up to the policy's, but for rounding.
-            samples: what the gradients are of.
+        The gradients are flat and not clipped, float32 on the CPU; they add up to the policy's but for rounding.
+        Nothing may be changed. The answer never ends training.
         """
 
     def on_step(self, trainer: ATGRPO, row: Mapping[str, Any]) -> bool | None:
