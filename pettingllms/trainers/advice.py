@@ -13,7 +13,7 @@ steps count: the noise of a step is in no product, while cosines of single steps
 `WIDER`; its interval is Student's. G says how much faster roles learn apart at the same rate. How much of that is left at the end depends on
 `overlap`, the share of prompts that another role is shown as well: `expected`.
 
-Limits: fitted and measured on `duet` (docs/advice.md). A callback: it changes nothing of the training.
+`expected` was fitted elsewhere; docs/advice.md has how far it held on `duet`. Reading changes nothing of the training.
 
 Shapes: _R roles, _J blocks, _D weights.
 """
@@ -44,7 +44,7 @@ BLOCKS = 8
 SHARE = 0.1
 """Of a run that is read, but at least one step for each block."""
 WIDER = 1.25
-"""Factor of the jackknife's error; without it intervals held too few means of other seeds."""
+"""Factor of the jackknife's error, which is too small for estimates of so few blocks."""
 STUDENT = 1.415
 """Half the width of an interval of 80 % in standard errors, with 7 degrees of freedom."""
 TINY = 1e-12
@@ -55,12 +55,7 @@ MEASURED: Mapping[str, str] = {}
 
 
 def expected(surplus: float, overlap: float) -> float:
-    """Returns the success that a policy for each role is expected to add at the end of a run.
-
-    Args:
-        surplus: G.
-        overlap: share of prompts that several roles are shown.
-    """
+    """Returns the success that a policy for each role adds at the end, as a study of small networks has it."""
     return 0.27 * surplus + overlap * (0.07 + 0.33 * surplus)
 
 

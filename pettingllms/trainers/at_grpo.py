@@ -317,8 +317,7 @@ class ATGRPO:
             outputs = logp_BT, entropy_BT, base_BT
             loss = part(batch, *outputs, meter)
             meter.check_finite("loss", loss)
-            if roles is not None:
-                roles.before(batch, part, *outputs, LossMeter(policy))
-            loss.backward()
-            if roles is not None:
-                roles.after()
+            if roles is None:
+                loss.backward()
+            else:
+                roles.backward(loss, batch, part, *outputs, LossMeter(policy))

@@ -27,40 +27,34 @@ class RoleGradients:
         self._parameters = list(parameters)
         self.sums: dict[str, torch.Tensor] = {}
         """Role -> its part of the gradient: flat, float32, on the CPU."""
-        self._grad = torch.zeros(())
-        self._last = ""
 
-    def before(self, batch: Batch, loss_of: Callable[..., torch.Tensor], *outputs: Any) -> None:
-        """Takes the parts of all roles of a micro-batch but its last; call it before the backward pass.
+    def backward(
+        self, loss: torch.Tensor, batch: Batch, loss_of: Callable[..., torch.Tensor], *outputs: Any
+    ) -> None:
+        """Takes the backward pass of a micro-batch, and its roles' parts.
 
         Args:
+            loss: of the whole micro-batch.
             batch: the micro-batch.
-            loss_of: makes its loss of it and of `outputs`, also where some completions count 0 times.
+            loss_of: makes the loss of it and of `outputs`, also where some completions count 0 times.
             outputs: what the forward pass left.
         """
-        self._grad = self._accumulated()
-        *others, self._last = dict.fromkeys(sample.role for sample in batch.samples)
+        rest = self._flat([parameter.grad for parameter in self._parameters])
+        *others, last = dict.fromkeys(sample.role for sample in batch.samples)
         for role in others:
             own_B = torch.tensor([float(sample.role == role) for sample in batch.samples])
             counts_B = batch.counts_B * own_B.to(batch.counts_B.device)
+            part = loss_of(replace(batch, counts_B=counts_B), *outputs)
             gradient = torch.autograd.grad(
-                loss_of(replace(batch, counts_B=counts_B), *outputs),
-                self._parameters,
-                retain_graph=True,
-                allow_unused=True,
+                part, self._parameters, retain_graph=True, allow_unused=True
             )
-            self._add(role, part := self._flat(gradient))
-            self._grad = self._grad + part
+            rest = rest + self._add(role, self._flat(gradient))
+        loss.backward()
+        self._add(last, self._flat([parameter.grad for parameter in self._parameters]) - rest)
 
-    def after(self) -> None:
-        """Takes the part of the last role; call it after the backward pass."""
-        self._add(self._last, self._accumulated() - self._grad)
-
-    def _add(self, role: str, part: torch.Tensor) -> None:
+    def _add(self, role: str, part: torch.Tensor) -> torch.Tensor:
         self.sums[role] = self.sums[role] + part if role in self.sums else part
-
-    def _accumulated(self) -> torch.Tensor:
-        return self._flat([parameter.grad for parameter in self._parameters])
+        return part
 
     def _flat(self, gradients: Sequence[torch.Tensor | None]) -> torch.Tensor:
         """One vector of all parameters; a copy."""
