@@ -124,7 +124,7 @@ class Reading(NamedTuple):
         return {
             "recommendation": self.recommendation,
             "G": fields.pop("surplus"),
-            "interval": [self.surplus - self.reach, self.surplus + self.reach],
+            "interval": interval(self.surplus, self.error),
             "expected": self.expected,
             "missing_steps": self.missing if self.recommendation == "undecided" else 0,
             **fields,
@@ -159,8 +159,13 @@ class Reading(NamedTuple):
 
 def spread(value: float, error: float) -> str:
     """Returns `+0.21 [+0.09, +0.33]`."""
-    reach = STUDENT * error
-    return f"{value:+.2f} [{value - reach:+.2f}, {value + reach:+.2f}]"
+    low, high = interval(value, error)
+    return f"{value:+.2f} [{low:+.2f}, {high:+.2f}]"
+
+
+def interval(value: float, error: float) -> list[float]:
+    """Returns the ends of the interval of 80 % of a value from -1 to 1."""
+    return [max(value - STUDENT * error, -1.0), min(value + STUDENT * error, 1.0)]
 
 
 class Sums:
