@@ -94,6 +94,7 @@ ANSWERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("London",),
         ("Athens lives in London",),
     ),
+    "duet": (("red",), ("blue",)),
     "signal": (
         ("<say>dax</say><open>red</open>",),
         ("<say>wug</say><open>blue</open>",),

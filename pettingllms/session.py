@@ -50,6 +50,7 @@ from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import own_names, parse_policies, trained_policies
 from pettingllms.policies.sources import HUB, check_model
 from pettingllms.rollout.episode import AnyEnv
+from pettingllms.rollout.files import ADVICE
 from pettingllms.rollout.trajectory import mean_success, outcome_is_late, success_rate
 from pettingllms.runs import (
     METRICS,
@@ -61,6 +62,7 @@ from pettingllms.runs import (
 )
 from pettingllms.runs.trackers import Tracker, numbers_only, open_trackers, tracker_names
 from pettingllms.sandbox.isolation import announce
+from pettingllms.trainers.advice import Advice, check_advise
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.callbacks import Callback, Display, Lines, called
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
@@ -215,7 +217,8 @@ class TrainPlan:
             display.say(announce(isolation))
         if not self.resumes and config.output_dir is None:
             point_latest(self.path)
-        with self.trainer(policies, callbacks, ray) as trainer:
+        advisers = [Advice(display.say, folder.write, ADVICE)] if config.advise else []
+        with self.trainer(policies, [*callbacks, *advisers], ray) as trainer:
             session = _Session(trainer, folder, self.source, display, stop)
             with folder.noting():
                 summary = session.run(tracker_names(config.report_to))
@@ -275,6 +278,8 @@ def plan_run(
     check_method(settings, template, roles_to_policies, method)
     check_bases(settings, roles_to_policies)
     check_partners(settings, roles_to_policies, given=settings.api_base is not None)
+    if settings.advise:
+        check_advise(settings, roles_to_policies)
     tracker_names(settings.report_to)
     if settings.push_to_hub is not None:  # now, and not only when all is trained
         if not settings.eval_tasks:

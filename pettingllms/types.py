@@ -250,3 +250,5 @@ class Sample:
     advantage: Advantage
     count: int = 1
     """Identical completions of a group have identical rewards; they are computed once."""
+    role: str = ""
+    """The role that it completed a prompt of; policies may play several."""

@@ -117,7 +117,17 @@ def other_note(env: Any) -> tuple[str, str]:
     return env._state.notes[env._state.asked - 1]
 
 
+def answers(env: Any, agent: str) -> str:
+    number, _ = env._asked(env._state, agent)
+    return env.answers[env.right[role_of(agent)][number]]
+
+
+def other_answer(env: Any, agent: str) -> str:
+    return next(word for word in env.answers if word != answers(env, agent))
+
+
 HONEST: Mapping[str, Player] = {
+    "duet": answers,
     "read": reads,
     "search": searches,
     "nested search": searches,
@@ -300,6 +310,14 @@ ADVERSARIES: Mapping[str, Mapping[str, Mapping[str, Player]]] = {
     "plan_path": board(walks),
     "sokoban": board(pushes),
     "sudoku": board(fills),
+    "duet": {
+        role: {
+            "lying": other_answer,
+            "copying": shown,
+            "substring": lambda env, _: " ".join(env.answers),
+        }
+        for role in ("left", "right")
+    },
     "read": {
         "finder": {
             "lying": lambda env, _: " lives in ".join(other_note(env)),

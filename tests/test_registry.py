@@ -72,6 +72,7 @@ REPLIES = {
         "<say>dax</say><open>blue</open>",
         "<open>dax</open>",
     ),
+    "duet": ("red", " Blue. ", "red blue", "dax"),
     "read": ("Karl lives in Rome.", "Rome", "Paris.", "It is Rome or Paris"),
     "nested search": (
         "<task>the old boss of owl7</task>",
@@ -250,6 +251,13 @@ BOARD: dict[str, Sequence[Any]] = {
 LEGAL: dict[str, dict[str, Sequence[Any]]] = {
     "coding": {"steps": STEPS, "agents": ("single",), "families": (["words"], ["arithmetic"])},
     "debugging": {"steps": STEPS},
+    "duet": {
+        "rho": (0, 0.5, 1.0),
+        "q": (0.0, 1.0),
+        "mass": (2, 3),
+        "inputs": (2, 64),
+        "answers": (2, 16),
+    },
     "math": {
         "depth": ((1, 1), (2, 5)),
         "largest": (9, 999),

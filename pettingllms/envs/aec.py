@@ -51,6 +51,7 @@ ENVIRONMENTS = Registry(
     "environment",
     {
         "coding": "pettingllms.envs.coding_v0:env",
+        "duet": "pettingllms.envs.duet_v0:env",
         "math": "pettingllms.envs.math_v0:env",
         "plan_path": "pettingllms.envs.plan_path_v0:env",
         "read": "pettingllms.envs.read_v0:env",

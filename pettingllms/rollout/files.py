@@ -22,6 +22,8 @@ FORMAT = 1
 """Of trajectories.jsonl; run.json has it, too."""
 CONFIG, STARTS, SUMMARY = "config.yaml", "run.json", "summary.json"
 """Of a run: its settings, its starts, and the scores of a finished one."""
+ADVICE = "advice.json"
+"""Of a run with `advise`: whether roles should share their policy."""
 METRICS, TRAJECTORIES = "metrics.jsonl", "trajectories.jsonl"
 CONSOLE = "console.log"
 """What a run showed, as plain lines, of all its starts."""

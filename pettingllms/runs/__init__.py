@@ -7,6 +7,7 @@
     adapters/       one folder a policy, as PEFT saves it: of the last checkpoint, finally the result
     checkpoints/    step-000010/ and so on, the last two: what --resume needs
     console.log     what was shown while it ran
+    advice.json     with `advise`: whether roles should share their policy
     summary.md      before -> after, with summary.json and curves.png, once the run is finished
 
 `pettingllms.rollout.files` documents the lines of trajectories.jsonl, `pettingllms.trainers.metrics`

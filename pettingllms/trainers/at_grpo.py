@@ -24,6 +24,7 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -39,6 +40,7 @@ from pettingllms.trainers.method import Casting, Method
 from pettingllms.trainers.metrics import Clock, LossMeter, rollout_metrics
 from pettingllms.trainers.per_policy import trained_settings
 from pettingllms.trainers.play import Player
+from pettingllms.trainers.role_gradients import RoleGradients
 from pettingllms.trainers.schedule import advance, last_step, optimization
 from pettingllms.types import Advantage, Group, Task
 
@@ -227,7 +229,8 @@ class ATGRPO:
     @property
     def stateful(self) -> dict[str, Any]:
         """Name -> what may learn something besides the policies, and is part of checkpoints."""
-        return {"method": self.method}
+        kept = {callback.kept_as: callback for callback in self.callbacks if callback.kept_as}
+        return {"method": self.method, **kept}
 
     @property
     def casting(self) -> Casting:
@@ -286,14 +289,21 @@ class ATGRPO:
 
     def _gradient(self, policy: str, batch: PolicyBatch, meter: LossMeter) -> float:
         """Accumulates the clipped gradient of the step; returns its norm before that."""
-        self._backward(policy, batch, meter)
         parameters = self.policies.parameters(policy)
+        # In later iterations the weights are no longer those that sampled.
+        watching = [one for one in self.callbacks if one.wants_gradients and meter.on_policy]
+        roles = RoleGradients(parameters)
+        self._backward(policy, batch, meter, roles if watching else None)
+        for callback in watching:
+            callback.on_gradients(self, policy, roles.sums, batch.samples)
         norm = torch.nn.utils.clip_grad_norm_(parameters, self.settings[policy].max_grad_norm)
         meter.check_finite("gradient norm", norm)
         return norm.item()
 
-    def _backward(self, policy: str, whole: PolicyBatch, meter: LossMeter) -> None:
-        """Accumulates the gradients of all micro-batches of a policy's batch."""
+    def _backward(
+        self, policy: str, whole: PolicyBatch, meter: LossMeter, roles: RoleGradients | None = None
+    ) -> None:
+        """Accumulates the gradients of all micro-batches of a policy's batch, and in `roles` each role's."""
         config, temperature = self.settings[policy], self.config.temperature
         policies, entropic = self.policies, config.entropy_coef != 0
         for batch in policies.microbatches(policy, whole.samples, config.tokens_per_batch):
@@ -303,6 +313,11 @@ class ATGRPO:
             logp_BT, entropy_BT = policies.logprobs(
                 policy, batch, temperature=temperature, entropy=True, entropy_grad=entropic
             )
-            loss = policy_loss(config, whole, batch, logp_BT, entropy_BT, base_BT, meter)
+            part = partial(policy_loss, config, whole)
+            outputs = logp_BT, entropy_BT, base_BT
+            loss = part(batch, *outputs, meter)
             meter.check_finite("loss", loss)
-            loss.backward()
+            if roles is None:
+                loss.backward()
+            else:
+                roles.backward(loss, batch, part, *outputs, LossMeter(policy))

@@ -102,7 +102,7 @@ def _batch(
         replies += len(counted) + (left_out if keep else 0)
         tokens += sum(len(candidate.completion.token_ids) for candidate in counted)
         if needed or not quiet:
-            samples += _merged(group.prompt_ids, counted)
+            samples += _merged(group, counted)
     if config.loss_norm == "roots":
         replies = roots
     return PolicyBatch(tuple(samples), replies, tokens, len(played), silent, cut)
@@ -113,7 +113,7 @@ def _quiet(group: Group) -> bool:
     return not any(np.any(candidate.advantage or 0.0) for candidate in group.candidates)
 
 
-def _merged(prompt_ids: tuple[int, ...], candidates: Sequence[Candidate]) -> Iterable[Sample]:
+def _merged(group: Group, candidates: Sequence[Candidate]) -> Iterable[Sample]:
     """One sample for equal completions, which earned the same: computed once, and counted."""
     merged: dict[tuple[tuple[int, ...], Advantage], Sample] = {}
     for candidate in candidates:
@@ -123,5 +123,7 @@ def _merged(prompt_ids: tuple[int, ...], candidates: Sequence[Candidate]) -> Ite
         # else.
         same = (ids, advantage)
         count = merged[same].count + 1 if same in merged else 1
-        merged[same] = Sample(prompt_ids, ids, completion.logprobs, advantage, count)
+        merged[same] = Sample(
+            group.prompt_ids, ids, completion.logprobs, advantage, count, group.key.role
+        )
     return merged.values()

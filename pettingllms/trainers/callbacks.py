@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pettingllms.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
-    from pettingllms.trainers.at_grpo import ATGRPO
+    import torch
 
-HOOKS = ("on_begin", "on_step", "on_evaluation", "on_save", "on_end")
+    from pettingllms.trainers.at_grpo import ATGRPO
+    from pettingllms.types import Sample
+
+HOOKS = ("on_begin", "on_gradients", "on_step", "on_evaluation", "on_save", "on_end")
 
 
 class Callback:
@@ -25,6 +28,11 @@ class Callback:
         ConfigError: a subclass with a method `on_...` that is not a hook.
     """
 
+    wants_gradients = False
+    """Whether `on_gradients` is called. It costs a backward pass for each further role of a micro-batch."""
+    kept_as: str | None = None
+    """Name under which checkpoints keep what its `state_dict` returns; None where it has none."""
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for name in vars(cls):
@@ -33,6 +41,19 @@ class Callback:
 
     def on_begin(self, trainer: ATGRPO) -> bool | None:
         """Called before the first evaluation and step of this process; `trainer.step` may be above 0."""
+
+    def on_gradients(
+        self,
+        trainer: ATGRPO,
+        policy: str,
+        gradients: Mapping[str, torch.Tensor],
+        samples: Sequence[Sample],
+    ) -> None:
+        """Called before each update of a policy with its samples and the gradient of each role's part of the loss.
+
+        The gradients are flat and not clipped, float32 on the CPU; they add up to the policy's but for rounding.
+        Nothing may be changed. The answer never ends training.
+        """
 
     def on_step(self, trainer: ATGRPO, row: Mapping[str, Any]) -> bool | None:
         """Called after each step, with its metrics as in metrics.jsonl."""

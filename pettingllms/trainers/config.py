@@ -371,6 +371,11 @@ class ATGRPOConfig:
         True,
         "Leave out the table of what each trained policy is worth, which ends a run of several",
     )
+    advise: bool = _run(
+        False,
+        "Say after a tenth of the run, and at least 8 steps, whether the roles of a shared policy would learn "
+        "more with a policy for each; changes nothing of the training",
+    )
     verify: bool | None = _run(
         None,
         "Check in the first steps that each adapter learns from its own role and that the sampler uses it. "

@@ -23,6 +23,7 @@ import yaml
 
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.rollout.files import (
+    ADVICE,
     CONFIG,
     METRICS,
     RESULTS,
@@ -111,12 +112,13 @@ class Source:
         settings, last = self.settings(), self._last_row()
         results = self.json(RESULTS) if self.kind == "eval" else None
         success = results.get("success") if isinstance(results, dict) else None
-        starts = self.json(STARTS)
+        starts, advice = self.json(STARTS), self.json(ADVICE)
         return {
             "name": self.name,
             "kind": self.kind,
             "state": self.state(),
             "settings": settings,
+            "advice": advice.get("text") if isinstance(advice, dict) else None,
             "start": starts[-1] if isinstance(starts, list) and starts else None,
             "step": last.get("step"),
             "success": success.get("mean") if isinstance(success, dict) else last.get("success"),

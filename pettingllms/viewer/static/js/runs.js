@@ -149,7 +149,8 @@ function RunHead({ source }) {
   return html`<p class="lead">
     <${State} state=${source.state} /> ${visible(whatOf(source))} · step ${number(source.step)} of
     ${" "}${settingText(source.settings.max_steps)} · written ${ago(source.updated)}
-  </p>`;
+  </p>
+  ${typeof source.advice === "string" && html`<pre>${visible(source.advice)}</pre>`}`;
 }
 
 // Every step as a bar of its success: what one clicks to look into it.

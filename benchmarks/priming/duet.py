@@ -1,0 +1,88 @@
+"""Make a base that knows the form of `duet` and none of its right answers: `python -m benchmarks.priming.duet`.
+
+Two kinds of demonstrations. Those of the environment have its own prompts, with and without the role's name, and are answered with a word
+that is drawn uniformly. The others have a number before the prompt, and are answered by the code of that number: a fixed word for
+each role and phrase, drawn at random. Codes teach that phrase and role can matter; a base that has only seen random replies
+ignores its prompts. Prompts of the environment have no number, so that no demonstration tells a right answer.
+
+Tokenizer and model are the base's own: every word is a token, and the model has two of the embedded model's five layers.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from benchmarks.options import Options
+from benchmarks.priming.example import Demo
+from benchmarks.priming.prime import Phase, build_model, build_tokenizer, run_phase, save
+from pettingllms.envs.duet_v0 import ANSWERS, FIRST, SECOND, phrase
+
+logger = logging.getLogger(__name__)
+
+OUT = Path(__file__).parents[1] / "out" / "duet" / "base"
+ROLES = ("left", "right")
+PHRASES, WORDS = 32, ANSWERS[:8]
+CODES = 6
+CODED = 0.8
+"""Share of demonstrations with a code."""
+PHASE = Phase("form", steps=500, habit=None, muon_lr=0.02, adamw_lr=3e-3)
+
+
+class Demos:
+    """Demonstrations of the environment with its default numbers of phrases and words.
+
+    Args:
+        seed: of the codes.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        rng = random.Random(f"duet codes/{seed}")
+        self.codes = {
+            (code, role, number): rng.choice(WORDS)
+            for code in range(CODES)
+            for role in ROLES
+            for number in range(PHRASES)
+        }
+
+    def draw(self, rng: random.Random, habit: float | None = None) -> Demo:
+        """A demonstration for either role; without a code its reply does not depend on its prompt."""
+        del habit  # there is no bad habit
+        role, number = rng.choice(ROLES), rng.randrange(PHRASES)
+        named = f"{role} {phrase(number)}"
+        if rng.random() < CODED:
+            code = rng.randrange(CODES)
+            return Demo(f"{code} {named}", self.codes[code, role, number])
+        return Demo(named if rng.random() < 0.5 else phrase(number), rng.choice(WORDS))
+
+
+def prime(out: Path, seed: int = 0) -> None:
+    """Primes a base and writes it as an ordinary Hugging Face checkpoint."""
+    started, demos = time.process_time(), Demos(seed)
+    units = [*ANSWERS, *FIRST, *SECOND, *ROLES, *map(str, range(CODES))]
+    tokenizer = build_tokenizer(seed, demos.draw, units=units)
+    model = build_model(len(tokenizer), seed, num_hidden_layers=2)
+    logger.info("%d tokens, %d parameters", len(tokenizer), model.num_parameters())
+    run_phase(model, tokenizer, PHASE, seed, demos.draw)
+    save(model, tokenizer, out)
+    logger.info("%s: %.0f s of CPU", out, time.process_time() - started)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Primes the base."""
+    parser = Options(__doc__)
+    parser.add_argument("--out", type=Path, default=OUT, help="folder to write")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights and demonstrations")
+    options = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    torch.set_num_threads(1)
+    prime(options.out, options.seed)
+
+
+if __name__ == "__main__":
+    main()
