@@ -115,7 +115,10 @@ def main() -> None:
         if isinstance(value, dict):  # some of its fields
             value = before._replace(**value) if hasattr(before, "_replace") else {**before, **value}
         elif isinstance(value, list):
-            value = tuple(value)
+            value = tuple(
+                before[n]._replace(**one) if isinstance(one, dict) else one
+                for n, one in enumerate(value)
+            )
         setattr(sys.modules[module], constant, value)
     for module in job["last"]:
         importlib.import_module(module)

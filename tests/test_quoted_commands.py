@@ -66,12 +66,12 @@ LONGER = [
     "trust",
     f"viewer --gigabytes 0.001 --run {LEARNED}",
     f"refill {LEARNED} --rounds 1",
-    "parts --only plan_path --seeds 21 --out made/parts.json",
+    "parts --only plan_path --seeds 21 --out benchmarks/results/parts.json",
     "habits --only math --seeds 0",
     "priming.prime --recipe search --clean 1 --out made/primed",
     "priming.protocol",
     "protocol --minutes 1",
-    "search_team --minutes 1 --only grpo",
+    "search_team --minutes 1 --only look_ahead",
 ]
 """Commands that take more than a few seconds: `make test-benchmarks`."""
 BESIDE_REASONING_GYM = ["sudoku_speed --rounds 1"]
@@ -81,12 +81,14 @@ SMALLEST = {
     "benchmarks.ensemble.TABLE_TASKS": 12,
     "benchmarks.ensemble.TOKENS": 2,
     "benchmarks.habits.HALF": 1,
-    "benchmarks.priming.prime.PHASES": [("clean", 1, 0.0, 0.02, 0.003)],
+    "benchmarks.learning.PASSES": [1, 2],
+    "benchmarks.priming.prime.PHASES": [{"steps": 1}],
     "benchmarks.priming.protocol.PHASE": {"steps": 2},
     "benchmarks.protocol.COMMON": {"max_tokens": 1, "tasks_per_step": 2},
     "benchmarks.protocol.RATES": [0.003],
     "benchmarks.protocol.SEEDS": [0],
     "benchmarks.protocol.TASKS": 2,
+    "benchmarks.search_team.COMMON": {"num_generations": 2, "tasks_per_step": 1},
     "benchmarks.search_team.OTHER_TASKS": 2,
     "benchmarks.search_team.RATES": [0.001],
     "benchmarks.search_team.START_TOKENS": 1,
@@ -100,7 +102,7 @@ SMALLEST = {
 """Sizes of experiments that are no options, as these commands have them."""
 LAST = {
     "pettingllms.cli.train": "--max-steps 1 --tasks-per-step 1 --num-generations 2 --eval-tasks 1",
-    "pettingllms.cli.evaluate": "--limit 12 --samples 1",
+    "pettingllms.cli.evaluate": "--limit 12",
     "pettingllms.cli.view": "",
 }
 """Words that end the commands of the package which experiments start."""
@@ -231,4 +233,5 @@ def _failures(commands: Sequence[str], folder: Path) -> dict[str, str]:
     )
     lines = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("[[")]
     assert len(lines) == len(own), ended.stderr[-2000:]
-    return {" ".join(command): failed for command, failed, _ in lines if failed}
+    # Only the ends: pytest cuts longer texts.
+    return {" ".join(command): failed[-300:] for command, failed, _ in lines if failed}
