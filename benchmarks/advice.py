@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import random
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
@@ -27,6 +26,7 @@ import matplotlib
 import torch
 from matplotlib import pyplot
 
+from benchmarks.evidence import revision
 from benchmarks.options import Options
 from benchmarks.priming.duet import OUT
 from pettingllms.envs.duet_v0 import DuetState, best_decisions
@@ -361,12 +361,6 @@ def draw(result: Mapping[str, Any], file: Path) -> None:
     axes.set_title("Share of right decisions at the end", fontsize=10)
     axes.legend(fontsize=8)
     figure.savefig(file, dpi=110)
-
-
-def revision() -> str:
-    """The commit that ran, with `+` where files differed from it."""
-    words = ["git", "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"]
-    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -26,6 +26,7 @@ FEW = "--rounds 1 --prompts 2 --k 2 --reply-tokens 2"
 RUN = [
     "tables --write",
     "paper --list",
+    "advice --dry-run",
     "paper calls --seeds 0 --dry-run",
     "paper debate --tokens 1 --dry-run",
     "paper judges --tokens 1 --dry-run",
@@ -71,6 +72,8 @@ LONGER = [
     "priming.prime --recipe search --clean 1 --out made/primed",
     "priming.protocol",
     "protocol --minutes 1",
+    "priming.duet",
+    "advice --minutes 0.001 --tokens 100 --out made/advice.json",
     "search_team --minutes 1 --only look_ahead",
 ]
 """Commands that take more than a few seconds: `make test-benchmarks`."""
@@ -83,6 +86,7 @@ SMALLEST = {
     "benchmarks.habits.HALF": 1,
     "benchmarks.learning.PASSES": [1, 2],
     "benchmarks.priming.prime.PHASES": [{"steps": 1}],
+    "benchmarks.priming.duet.PHASE": {"steps": 2},
     "benchmarks.priming.protocol.PHASE": {"steps": 2},
     "benchmarks.protocol.COMMON": {"max_tokens": 1, "tasks_per_step": 2},
     "benchmarks.protocol.RATES": [0.003],
