@@ -7,6 +7,7 @@ import filecmp
 import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ import torch
 from pettingllms.errors import ConfigError
 from pettingllms.policies.loading import load_policies
 from pettingllms.session import plan_run, run_training
-from pettingllms.trainers.advice import BLOCKS, MEASURED, Reading, Sums, expected
+from pettingllms.trainers.advice import BLOCKS, MEASURED, Advice, Reading, Sums, expected
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.batch import PolicyBatch
 from pettingllms.trainers.callbacks import Callback
@@ -134,6 +135,26 @@ def test_a_sure_but_small_difference_is_no_reason_for_a_policy_for_each_role():
     assert expected(0.1, 0.0) < 0.05 < expected(0.1, 1.0)
     assert Reading(0.1, 0.01, {}, {}, 0.0, 20).recommendation == "shared"
     assert Reading(0.1, 0.01, {}, {}, 1.0, 20).recommendation == "per-role"
+
+
+@pytest.mark.parametrize("loud", [0, BLOCKS - 1, BLOCKS])
+def test_advice_waits_until_enough_steps_had_something_to_learn_from(loud):
+    said, files = [], []
+    advice = Advice(said.append, lambda name, text: files.append(name), "advice.json")
+    advice.sums = Sums(("a", "b"))
+    trainer = SimpleNamespace(config=ATGRPOConfig(max_steps=20), step=0, tokens=0)
+    for step in range(1, 21):
+        trainer.step = step
+        if step > 20 - loud:  # the others are silent
+            gradients = {"a": torch.ones(3), "b": torch.ones(3)}
+            samples = [
+                SimpleNamespace(role=r, count=1, token_ids=[1], prompt_ids=[1]) for r in "ab"
+            ]
+            advice.on_gradients(trainer, "shared", gradients, samples)
+        advice.on_step(trainer, {})
+        assert bool(said) == (step == 20)
+    assert files == (["advice.json"] if loud == BLOCKS else [])
+    assert loud == BLOCKS or f"Advice: {loud} steps had" in said[0]
 
 
 class Gradients(Callback):

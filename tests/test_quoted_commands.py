@@ -73,7 +73,6 @@ LONGER = [
     "priming.protocol",
     "protocol --minutes 1",
     "priming.duet",
-    "advice --minutes 0.001 --tokens 100 --out made/advice.json",
     "search_team --minutes 1 --only look_ahead",
 ]
 """Commands that take more than a few seconds: `make test-benchmarks`."""

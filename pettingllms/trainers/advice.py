@@ -325,11 +325,17 @@ class Advice(Callback):
         """Says what there is to say, once enough was read."""
         del row
         total = last_step(trainer.config, trainer.step, trainer.tokens)
-        if self.sums is None or trainer.step < max(BLOCKS, math.ceil(SHARE * total)):
+        if self.sums is None or trainer.step < math.ceil(SHARE * total):
+            return
+        # A step of silent groups has no gradient, and each block needs one.
+        enough = self.sums.steps >= BLOCKS
+        if not enough and trainer.step < total:
             return
         sums, self.sums, self.wants_gradients = self.sums, None, False
-        if not sums.blocks_RJD.numel():
-            self._say("Advice: no step so far had anything to learn from, so there is none")
+        if not enough:
+            self._say(
+                f"Advice: {sums.steps} steps had anything to learn from, and it needs {BLOCKS}"
+            )
             return
         reading = sums.read()
         text = reading.text(trainer.step, total)
