@@ -8,6 +8,7 @@ import itertools
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -139,10 +140,11 @@ def test_a_sure_but_small_difference_is_no_reason_for_a_policy_for_each_role():
 
 @pytest.mark.parametrize("loud", [0, BLOCKS - 1, BLOCKS])
 def test_advice_waits_until_enough_steps_had_something_to_learn_from(loud):
-    said, files = [], []
+    said: list[str] = []
+    files: list[str] = []
     advice = Advice(said.append, lambda name, text: files.append(name), "advice.json")
     advice.sums = Sums(("a", "b"))
-    trainer = SimpleNamespace(config=ATGRPOConfig(max_steps=20), step=0, tokens=0)
+    trainer: Any = SimpleNamespace(config=ATGRPOConfig(max_steps=20), step=0, tokens=0)
     for step in range(1, 21):
         trainer.step = step
         if step > 20 - loud:  # the others are silent
