@@ -149,9 +149,7 @@ def test_advice_waits_until_enough_steps_had_something_to_learn_from(loud):
         trainer.step = step
         if step > 20 - loud:  # the others are silent
             gradients = {"a": torch.ones(3), "b": torch.ones(3)}
-            samples = [
-                SimpleNamespace(role=r, count=1, token_ids=[1], prompt_ids=[1]) for r in "ab"
-            ]
+            samples = [Sample((1,), (5,), (0.0,), 1.0, role=role) for role in "ab"]
             advice.on_gradients(trainer, "shared", gradients, samples)
         advice.on_step(trainer, {})
         assert bool(said) == (step == 20)
