@@ -73,7 +73,6 @@ LONGER = [
     "priming.protocol",
     "protocol --minutes 1",
     "priming.duet",
-    "search_team --minutes 1 --only look_ahead",
 ]
 """Commands that take more than a few seconds: `make test-benchmarks`."""
 BESIDE_REASONING_GYM = ["sudoku_speed --rounds 1"]
@@ -91,14 +90,6 @@ SMALLEST = {
     "benchmarks.protocol.RATES": [0.003],
     "benchmarks.protocol.SEEDS": [0],
     "benchmarks.protocol.TASKS": 2,
-    "benchmarks.search_team.COMMON": {"num_generations": 2, "tasks_per_step": 1},
-    "benchmarks.search_team.OTHER_TASKS": 2,
-    "benchmarks.search_team.RATES": [0.001],
-    "benchmarks.search_team.START_TOKENS": 1,
-    "benchmarks.search_team.TASKS": 2,
-    "benchmarks.search_team.TOKENS": 1,
-    "benchmarks.search_team.TUNING": [100],
-    "benchmarks.search_team.VALIDATION": 2,
     "benchmarks.trust.TASKS": 30,
     "benchmarks.warm.START_TOKENS": 1,
 }
@@ -123,6 +114,7 @@ ELSEWHERE = {
     "scale sleepers": "needs Ray",
     "scale start": "needs Ray",
     "scale weights": "needs Ray",
+    "search_team": "six trainings at least, of a team with long prompts, for minutes",
     "self_play": "needs TextArena, and the bases that priming.games trains",
     "vllm_training": "needs vLLM",
 }
