@@ -248,8 +248,8 @@ def together(task: int, base_url: str) -> float:
 
 def test_calls_that_wait_together_have_one_order_and_are_replayed() -> None:
     orders = set()
-    for _ in range(3):
-        env, order = started(together, settle=0.05), []
+    for _ in range(2):
+        env, order = started(together, settle=0.15), []
         while not any(env.terminations.values()):
             order.append((env.agent_selection, env.text_for(env.agent_selection)))
             env = env.branch(["same", f"{len(order)}"])[1]

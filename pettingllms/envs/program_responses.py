@@ -48,21 +48,21 @@ def _messages(items: Any) -> Any:
         return items
     messages = list[Any]()
     for item in items:
-        kind = item.get("type", "message") if isinstance(item, Mapping) else None
-        if kind == "function_call":
+        item_type = item.get("type", "message") if isinstance(item, Mapping) else None
+        if item_type == "function_call":
             # Calls of one reply are items of their own here, and one message there.
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
             function = {name: item.get(name) for name in ("name", "arguments")}
             call = {"id": item.get("call_id"), "type": "function", "function": function}
             messages[-1].setdefault("tool_calls", []).append(call)
-        elif kind == "function_call_output":
+        elif item_type == "function_call_output":
             result = {"role": "tool", "tool_call_id": item.get("call_id")}
             messages.append({**result, "content": _content(item.get("output"))})
-        elif kind == "message":
+        elif item_type == "message":
             messages.append({"role": item.get("role"), "content": _content(item.get("content"))})
-        elif kind != "reasoning":
-            messages.append({"role": kind})  # refused by this name
+        elif item_type != "reasoning":
+            messages.append({"role": item_type})  # refused by this name
     return messages
 
 
@@ -71,10 +71,10 @@ def _content(content: Any) -> Any:
     if not isinstance(content, list):
         return content
     return [
-        {**part, "type": "text"}
-        if isinstance(part, Mapping) and part.get("type") in ("input_text", "output_text")
-        else part
-        for part in content
+        {**chunk, "type": "text"}
+        if isinstance(chunk, Mapping) and chunk.get("type") in ("input_text", "output_text")
+        else chunk
+        for chunk in content
     ]
 
 

@@ -45,14 +45,14 @@ def switch_of(config: PreTrainedConfig) -> Switch | None:
     text = config.get_text_config(decoder=True)
     longest = getattr(text, "max_position_embeddings", None)
     rope = getattr(text, "rope_parameters", None) or {}
-    kind = rope.get("rope_type")
+    rope_type = rope.get("rope_type")
     first = rope.get("original_max_position_embeddings") or getattr(
         text, "original_max_position_embeddings", None
     )
-    if kind not in ("longrope", "dynamic") or not first or not longest or first >= longest:
+    if rope_type not in ("longrope", "dynamic") or not first or not longest or first >= longest:
         return None
-    fixed = kind == "longrope" and rope["short_factor"] == rope["long_factor"]
-    return Switch(kind, int(first), int(longest), fixed)
+    fixed = rope_type == "longrope" and rope["short_factor"] == rope["long_factor"]
+    return Switch(rope_type, int(first), int(longest), fixed)
 
 
 def context_of(model: PreTrainedModel, default: int) -> int:

@@ -137,7 +137,8 @@ class Reading(NamedTuple):
         """What a user sees."""
         more = f". About {self.missing} more steps would settle a G of this size"
         worth = f"; expected difference {self.expected:+.2f} success"
-        worth += "".join(f"; {said}" for said in [MEASURED.get(self.recommendation)] if said)
+        if self.recommendation in MEASURED:
+            worth += f"; {MEASURED[self.recommendation]}"
         conclusion = {
             "per-role": f"a policy for each role (--policies per-role){worth}",
             "shared": f"one shared policy loses little{worth}",
@@ -234,9 +235,9 @@ class Sums:
         share_R = torch.tensor([self.tokens[role] / total for role in self.roles])
         surplus = 0.0
         for i in roles:
-            own = products(means_RJD[[i]], self.squares_RD[i] / self.steps).clamp(min=0).item()
+            apart = products(means_RJD[[i]], self.squares_RD[i] / self.steps).clamp(min=0).item()
             mixed = (mixed_RR[i] @ share_R).clamp(min=0).item()
-            surplus += (own - mixed) / (own + mixed) / len(roles) if own + mixed else 0.0
+            surplus += (apart - mixed) / (apart + mixed) / len(roles) if apart + mixed else 0.0
         cosines = {}
         for i, j in itertools.combinations(roles, 2):
             norms = plain_RR[i, i].item(), plain_RR[j, j].item()

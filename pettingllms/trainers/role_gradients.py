@@ -44,9 +44,9 @@ class RoleGradients:
         for role in others:
             own_B = torch.tensor([float(sample.role == role) for sample in batch.samples])
             counts_B = batch.counts_B * own_B.to(batch.counts_B.device)
-            part = loss_of(replace(batch, counts_B=counts_B), *outputs)
+            role_loss = loss_of(replace(batch, counts_B=counts_B), *outputs)
             gradient = torch.autograd.grad(
-                part, self._parameters, retain_graph=True, allow_unused=True
+                role_loss, self._parameters, retain_graph=True, allow_unused=True
             )
             rest = rest + self._add(role, self._flat(gradient))
         loss.backward()
@@ -59,5 +59,5 @@ class RoleGradients:
     def _flat(self, gradients: Sequence[torch.Tensor | None]) -> torch.Tensor:
         """One vector of all parameters; a copy."""
         pairs = zip(self._parameters, gradients, strict=True)
-        parts = [torch.zeros_like(p) if gradient is None else gradient for p, gradient in pairs]
-        return torch.cat([part.detach().flatten().float().cpu() for part in parts])
+        pieces = [torch.zeros_like(p) if gradient is None else gradient for p, gradient in pairs]
+        return torch.cat([piece.detach().flatten().float().cpu() for piece in pieces])
