@@ -274,17 +274,27 @@ def test_log_probabilities_are_those_of_sampling(client, policies):
         assert token.logprob <= token.top_logprobs[0].logprob <= 0
 
 
-def test_a_part_of_a_character_is_a_token_without_bytes(client):
-    scored = {"model": "writer", "max_tokens": 0, "echo": True, "logprobs": 1}
-    logprobs = client.completions.create(prompt="né日😀", **scored).choices[0].logprobs
-    assert logprobs.tokens[0] == "n"
-    assert len(logprobs.tokens) > 4
-    assert logprobs.text_offset[:2] == [0, 1]
-    [choice] = client.chat.completions.create(
-        model="writer", messages=said("x"), seed=0, temperature=2.0, logprobs=True
-    ).choices
-    for token in choice.logprobs.content:
-        assert token.bytes == (None if "\ufffd" in token.token else list(token.token.encode()))
+def test_parts_of_a_character_have_their_bytes_and_stand_where_it_does(client):
+    text = "né日😀"
+    found = client.completions.create(
+        model="writer", prompt=text, max_tokens=0, echo=True, logprobs=1
+    )
+    logprobs = found.choices[0].logprobs
+    named = [name.removeprefix("bytes:").replace("\\x", "") for name in logprobs.tokens]
+    data = [
+        bytes.fromhex(name) if known.startswith("bytes:") else name.encode()
+        for name, known in zip(named, logprobs.tokens, strict=True)
+    ]
+    assert b"".join(data) == text.encode()
+    assert len(data) > len(text)
+    starts = [len(b"".join(data[:place]).decode(errors="ignore")) for place in range(len(data))]
+    assert logprobs.text_offset == starts
+    for seed in range(3):
+        [choice] = client.chat.completions.create(
+            model="writer", messages=said("x"), seed=seed, temperature=2.0, logprobs=True
+        ).choices
+        joined = b"".join(bytes(each.bytes) for each in choice.logprobs.content)
+        assert joined.decode(errors="replace").startswith(choice.message.content)
 
 
 def test_a_prompt_is_scored_token_by_token_for_evaluation_harnesses(client, policies):

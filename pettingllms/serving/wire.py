@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import json
+import re
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -18,6 +20,14 @@ from pettingllms.serving.requests import MESSAGES, CompletionRequest
 
 DONE = b"data: [DONE]\n\n"
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+_UTF8 = codecs.getincrementaldecoder("utf-8")
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+"""A token of one byte, of tokenizers that fall back to bytes."""
+_PLAIN = (*range(33, 127), *range(161, 173), *range(174, 256))
+_LETTERS = {chr(byte): byte for byte in _PLAIN} | {
+    chr(256 + place): byte for place, byte in enumerate(sorted({*range(256)} - {*_PLAIN}))
+}
+"""The letter that stands for each byte in the tokens of byte-level tokenizers (GPT-2's table)."""
 _LEAST = -9999.0
 """Stands for a log-probability of minus infinity, which JSON does not know."""
 
@@ -84,8 +94,8 @@ class Writer:
         self._wanted, self._chat = wanted, chat
         self._header = Header(wanted.role, wanted.form, stream=wanted.stream)
         self._messages = wanted.form == MESSAGES
-        self._offsets: dict[int, int] = {}
-        """Number of a choice -> the characters of its tokens so far."""
+        self._offsets: dict[int, tuple[codecs.IncrementalDecoder, int]] = {}
+        """Number of a choice -> what decodes the bytes of its tokens, and their characters so far."""
 
     def whole(
         self, choices: Sequence[Choice], scores: Mapping[int, Sequence[Token]]
@@ -171,15 +181,15 @@ class Writer:
         scored = [*scores, *tokens]
         ids = [*prompt[:1], *(token.id for token in scored)]
         nothing = [None] * len(prompt[:1])  # of the first token there is no distribution
-        names, offsets = [*map(self._name, ids)], []
+        offsets = []
         # Kept between the chunks of a stream, whose offsets count from the start of the completion.
-        offset = self._offsets.get(number, 0)
-        for name in names:
+        decoder, offset = self._offsets.get(number) or (_UTF8("replace"), 0)
+        for token in ids:
             offsets.append(offset)
-            offset += len(name)
-        self._offsets[number] = offset
+            offset += len(decoder.decode(self._bytes(token)))
+        self._offsets[number] = decoder, offset
         return {
-            "tokens": names,
+            "tokens": [*map(self._name, ids)],
             "token_logprobs": [*nothing, *(max(token.logprob, _LEAST) for token in scored)],
             "top_logprobs": [*nothing, *map(self._table, scored)],
             "text_offset": offsets,
@@ -190,10 +200,8 @@ class Writer:
         return {**self._named(token.id, token.logprob), "top_logprobs": likeliest}
 
     def _named(self, token: int, logprob: float) -> dict[str, Any]:
-        name = self._name(token)
-        # Of a part of a character there is no text, and OpenAI's interface takes null.
-        data = None if _UNFINISHED in name else list(name.encode())
-        return {"token": name, "logprob": max(logprob, _LEAST), "bytes": data}
+        data = list(self._bytes(token))
+        return {"token": self._name(token), "logprob": max(logprob, _LEAST), "bytes": data}
 
     def _table(self, token: Token) -> dict[str, float]:
         """The likeliest tokens and the chosen one; others that look like it have their ids as names."""
@@ -205,7 +213,22 @@ class Writer:
         return table
 
     def _name(self, token: int) -> str:
-        return self._text([token])
+        """The text of a token; of a part of a character its bytes, as OpenAI writes them."""
+        text = self._text([token])
+        data = self._bytes(token)
+        whole = data == text.encode()
+        return text if whole else "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+    def _bytes(self, token: int) -> bytes:
+        """The bytes that a token stands for, which need not be whole characters."""
+        text = self._text([token])
+        if _UNFINISHED not in text:
+            return text.encode()
+        piece = str(self._chat.tokenizer.convert_ids_to_tokens(token))
+        if _BYTE.fullmatch(piece):
+            return bytes.fromhex(piece[3:5])
+        decodable = all(letter in _LETTERS for letter in piece)
+        return bytes(_LETTERS[letter] for letter in piece) if decodable else text.encode()
 
     def _text(self, ids: Sequence[int]) -> str:
         return str(self._chat.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
