@@ -13,17 +13,14 @@ from __future__ import annotations
 import logging
 import random
 import sys
-import time
 from pathlib import Path
 
 import torch
 
 from benchmarks.options import Options
 from benchmarks.priming.example import Demo
-from benchmarks.priming.prime import Phase, build_model, build_tokenizer, run_phase, save
+from benchmarks.priming.prime import Phase, prime_small
 from pettingllms.envs.duet_v0 import ANSWERS, FIRST, SECOND, phrase
-
-logger = logging.getLogger(__name__)
 
 OUT = Path(__file__).parents[1] / "out" / "duet" / "base"
 ROLES = ("left", "right")
@@ -63,14 +60,8 @@ class Demos:
 
 def prime(out: Path, seed: int = 0) -> None:
     """Primes a base and writes it as an ordinary Hugging Face checkpoint."""
-    started, demos = time.process_time(), Demos(seed)
     units = [*ANSWERS, *FIRST, *SECOND, *ROLES, *map(str, range(CODES))]
-    tokenizer = build_tokenizer(seed, demos.draw, units=units)
-    model = build_model(len(tokenizer), seed, num_hidden_layers=2)
-    logger.info("%d tokens, %d parameters", len(tokenizer), model.num_parameters())
-    run_phase(model, tokenizer, PHASE, seed, demos.draw)
-    save(model, tokenizer, out)
-    logger.info("%s: %.0f s of CPU", out, time.process_time() - started)
+    prime_small(out, Demos(seed).draw, units, PHASE, seed)
 
 
 def main(argv: list[str] | None = None) -> None:

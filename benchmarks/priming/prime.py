@@ -285,6 +285,17 @@ def main(argv: list[str] | None = None) -> None:
     save(model, tokenizer, options.out)
 
 
+def prime_small(out: Path, draw: Draw, units: Sequence[str], phase: Phase, seed: int) -> None:
+    """Primes a base of two layers for one game and writes it as an ordinary Hugging Face checkpoint."""
+    started = time.process_time()
+    tokenizer = build_tokenizer(seed, draw, units=units)
+    model = build_model(len(tokenizer), seed, num_hidden_layers=2)
+    logger.info("%d tokens, %d parameters", len(tokenizer), model.num_parameters())
+    run_phase(model, tokenizer, phase, seed, draw)
+    save(model, tokenizer, out)
+    logger.info("%s: %.0f s of CPU", out, time.process_time() - started)
+
+
 def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
     """Write model and tokenizer, in half precision: 2.7 MB."""
     model.half().save_pretrained(out)

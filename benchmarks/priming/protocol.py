@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 import random
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -23,9 +22,7 @@ import torch
 from benchmarks.environments.signal_v0 import DOORS, SILENCE, WORDS, SignalState, env
 from benchmarks.options import Options
 from benchmarks.priming.example import Demo
-from benchmarks.priming.prime import Phase, build_model, build_tokenizer, run_phase, save
-
-logger = logging.getLogger(__name__)
+from benchmarks.priming.prime import Phase, prime_small
 
 GOALS, WORDS_SAID = 2, 4
 OUT = Path(__file__).parents[1] / "out" / "signal" / "base"
@@ -77,14 +74,8 @@ class Demos:
 
 def prime(out: Path, goals: int, words: int, seed: int = 0) -> None:
     """Primes a base and writes it as an ordinary Hugging Face checkpoint."""
-    started, demos = time.process_time(), Demos(goals, words, seed)
     units = [*DOORS, *WORDS, SILENCE, "scout", "mover", *map(str, range(CODES))]
-    tokenizer = build_tokenizer(seed, demos.draw, units=units)
-    model = build_model(len(tokenizer), seed, num_hidden_layers=2)
-    logger.info("%d tokens, %d parameters", len(tokenizer), model.num_parameters())
-    run_phase(model, tokenizer, PHASE, seed, demos.draw)
-    save(model, tokenizer, out)
-    logger.info("%s: %.0f s of CPU", out, time.process_time() - started)
+    prime_small(out, Demos(goals, words, seed).draw, units, PHASE, seed)
 
 
 def main(argv: list[str] | None = None) -> None:
