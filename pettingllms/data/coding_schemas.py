@@ -52,18 +52,18 @@ from pettingllms.data.splits import Split
 from pettingllms.errors import did_you_mean
 
 FIELDS = {
-    "question": "the problem",
-    "tests": 'at least one hidden test: a list of `{"input": text, "output": text}` or, for tuples, sets and '
+    "question": "the problem or question",
+    "tests": 'hidden tests: a list of `{"input": text, "output": text}` or, for tuples, sets and '
     'tolerances, of assertions such as `"assert f((1, 2)) == 3"`, which need `function`',
-    "reference": "a correct program. Without it the task can judge a coder, but not a tester",
-    "function": "the name of the function to call: inputs are then JSON lists of arguments, outputs JSON values",
-    "mutants": "list of known-wrong programs, which a tester earns by catching; made from `reference` if absent",
-    "setup": "Python that runs after a program and before the calls of assertions",
+    "reference": "a correct program; without it the task cannot judge a tester",
+    "function": "the function to call: inputs are then JSON lists of arguments, outputs JSON values",
+    "mutants": "wrong programs that a tester should catch; made from `reference` if absent",
+    "setup": "Python that runs between a program and its assertions",
     "example": "text that only the coder is shown after the question",
-    "limits": 'limits of every test of this task, such as `{"cpu_s": 6}`',
-    "split": "`train`, `val` or `test`",
-    "id": "its name in logs; the number of the row where there is none",
+    "limits": 'limits of every test, such as `{"cpu_s": 6}`',
+    "id": "name in logs (default: the row number)",
     "difficulty": "evaluations report success by difficulty",
+    "split": "`train`, `val` or `test`",
 }
 LIMITS = ("cpu_s", "wall_s", "memory_mib", "output_kib", "processes", "tmp_mib", "open_files")
 """The fields of `pettingllms.sandbox.Limits`."""

@@ -49,10 +49,10 @@ from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.grading import boxed
 
 FIELDS = {
-    "question": "the problem",
+    "question": "the problem or question",
     "answer": "the answer, as text or a number",
-    "answers": "in place of `answer`: a list of answers that are needed together, such as the roots of an equation",
-    "id": "its name in logs; the number of the row where there is none",
+    "answers": "in place of `answer`: a list of answers that are all needed, such as the roots of an equation",
+    "id": "name in logs (default: the row number)",
     "difficulty": "evaluations report success by difficulty",
     "split": "`train`, `val` or `test`",
 }

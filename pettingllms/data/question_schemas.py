@@ -39,11 +39,11 @@ from pettingllms.data.rows import (
 from pettingllms.grading.short_answers import normal
 
 FIELDS = {
-    "question": "the question",
+    "question": "the problem or question",
     "answer": "the answer, in few words",
     "accepted": "in place of `answer`: a list of answers, any of which is right",
-    "gold": "list of the titles of the passages that it takes, or of their texts where they have no title",
-    "id": "its name in logs; the number of the row where there is none",
+    "gold": "titles of the passages needed, or their texts if they have no title",
+    "id": "name in logs (default: the row number)",
     "difficulty": "evaluations report success by difficulty",
     "split": "`train`, `val` or `test`",
 }
