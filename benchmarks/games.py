@@ -3,7 +3,7 @@
 Opens every game that TextArena registers (of variants with other numbers the plainest) and PettingZoo's classic
 games. A game passes where `check_env` and PettingZoo's `api_test` and `seed_test` find nothing, two other processes with
 other hashes of strings play the same episodes, and the game itself raises at no more than a few replies.
-Writes `results/games.json`; `benchmarks.tables` makes the table of docs/games.md.
+Writes `results/games.json`; `benchmarks.tables` makes its table.
 """
 
 from __future__ import annotations

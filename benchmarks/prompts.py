@@ -3,7 +3,7 @@
 Each environment with the sizes it declares for `smollm2`, each kind of prompt, at temperatures 0.7 and 1: shares of
 replies that can be read, that earn something, and that are right, as `--probe` counts them. Replies to small prompts have at
 most 16 tokens, those to the others, and programs, 48. One turn is played (two in `search`). Writes `results/prompts.json`; what it
-has is not repeated. `python -m benchmarks.tables --write` puts the table into docs/environments.md. CPU only.
+has is not repeated. `python -m benchmarks.tables --write` puts the table into results/tables.md. CPU only.
 """
 
 from __future__ import annotations

@@ -185,11 +185,8 @@ def environments() -> str:
         manual = importlib.import_module(entry_point.partition(":")[0]).__doc__ or ""
         facts = dict(re.findall(r"^\| (\w+) \| (.+) \|$", manual, flags=re.MULTILINE))
         what = manual.split("\n")[2]
-        env_id = re.search(r"pettingllms/[\w-]+", facts["Creation"])
-        assert env_id is not None
-        rows.append([f"`{name}`", what, facts["Agents"], facts["Action"], f"`{env_id[0]}`"])
-    header = ["name", "what", "agents", "action", "in PettingZoo's registry"]
-    return markdown(header, rows)
+        rows.append([f"`{name}`", what, facts["Agents"]])
+    return markdown(["name", "what", "agents"], rows)
 
 
 def paper(name: str) -> str:
