@@ -35,7 +35,6 @@ STUDIES = ("claims", "methods", "pretrained", "protocol", "speed", "teams")
 PAGES = (
     HERE.parent / "README.md",
     HERE.parent / "docs" / "environments.md",
-    HERE.parent / "docs" / "games.md",
     *(HERE.parent / "docs" / "results" / f"{page}.md" for page in STUDIES),
     HERE / "results" / "tables.md",
     HERE.parent / "sandbox" / "README.md",
