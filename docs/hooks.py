@@ -1,6 +1,7 @@
 """Fills pages of the site with what the project itself says, so that no fact is written twice.
 
 {{ help COMMAND }}       what `COMMAND --help` prints
+{{ manual MODULE }}      the docstring of an environment's module
 {{ file PATH }}          a Markdown file of the repository, with its links made to fit
 {{ methods }}            the table of methods
 {{ trl }}                what each setting of TRL's GRPOConfig is here
@@ -29,7 +30,7 @@ _LINK = re.compile(r"!?\[([^\]]+)\]\((?!https?:|#)[^)]+\)")
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Replaces every mark of a page; called by MkDocs."""
     makers = {"help": _help, "file": _file, "methods": _methods, "trl": _trl}
-    makers["tutorials"] = _tutorials
+    makers |= {"tutorials": _tutorials, "manual": _manual}
     return _MARK.sub(lambda found: makers[found[1]](found[2]), markdown)
 
 
@@ -45,6 +46,11 @@ def _help(command: str) -> str:
         check=True,
     ).stdout
     return f"```text\n{shown.rstrip()}\n```"
+
+
+def _manual(module: str) -> str:
+    shown = "members: false, show_root_heading: false, show_root_toc_entry: false, heading_level: 2"
+    return f"::: {module}\n    options: {{{shown}}}"
 
 
 def _file(path: str) -> str:
