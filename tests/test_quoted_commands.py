@@ -135,7 +135,8 @@ class Quoted(NamedTuple):
 def _texts() -> Iterator[str]:
     pages = [*ROOT.glob("*.md"), *ROOT.glob("*/*.md"), *ROOT.glob("docs/*/*.md")]
     yield from (p.read_text() for p in pages if p.name != "CHANGELOG.md")
-    yield (ROOT / "pettingllms/models/README.md").read_text()
+    for page in ("pettingllms/models/README.md", "benchmarks/results/tables.md"):
+        yield (ROOT / page).read_text()
     for place in ("benchmarks", "pettingllms"):
         for path in (ROOT / place).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
