@@ -34,7 +34,6 @@ STUDIES = ("methods", "pretrained", "protocol")
 """The pages of the results that show tables."""
 PAGES = (
     HERE.parent / "README.md",
-    HERE.parent / "docs" / "environments.md",
     *(HERE.parent / "docs" / "results" / f"{page}.md" for page in STUDIES),
     HERE / "results" / "tables.md",
     HERE.parent / "sandbox" / "README.md",
@@ -177,17 +176,6 @@ def blind_success(env: str) -> float | None:
 # --------------------------------------------------------------------------------- other tables
 
 
-def environments() -> str:
-    """What the registry has, in the words of each environment's manual."""
-    rows = []
-    for name, entry_point in ENVIRONMENTS.own.items():
-        manual = importlib.import_module(entry_point.partition(":")[0]).__doc__ or ""
-        facts = dict(re.findall(r"^\| (\w+) \| (.+) \|$", manual, flags=re.MULTILINE))
-        what = manual.split("\n")[2]
-        rows.append([f"`{name}`", what, facts["Agents"]])
-    return markdown(["name", "what", "agents"], rows)
-
-
 def paper(name: str) -> str:
     """The table of an experiment on methods, and its verdict below."""
     result = load(name)
@@ -264,7 +252,6 @@ def tables() -> dict[str, Callable[[], str]]:
         "outcomes": outcomes,
         "teams": teams,
         "teams_passes": teams_passes,
-        "environments": environments,
     }
     found |= {n: partial(_of_rows, *each) for n, each in speeds.items() if published(each[1])}
     found |= {name: partial(paper, name) for name in EXPERIMENTS if published(name)}

@@ -3,6 +3,8 @@
 {{ help COMMAND }}       what `COMMAND --help` prints
 {{ manual MODULE }}      the docstring of an environment's module
 {{ file PATH }}          a Markdown file of the repository, with its links made to fit
+{{ environments }}       the table of environments
+{{ fields ENV }}         the fields of a row of data for an environment
 {{ methods }}            the table of methods
 {{ trl }}                what each setting of TRL's GRPOConfig is here
 {{ tutorials }}          the scripts of tutorials/, each with its docstring and its code
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import importlib
 import os
 import re
 import subprocess
@@ -31,6 +34,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     """Replaces every mark of a page; called by MkDocs."""
     makers = {"help": _help, "file": _file, "methods": _methods, "trl": _trl}
     makers |= {"tutorials": _tutorials, "manual": _manual}
+    makers |= {"environments": _environments, "fields": _fields}
     return _MARK.sub(lambda found: makers[found[1]](found[2]), markdown)
 
 
@@ -46,6 +50,27 @@ def _help(command: str) -> str:
         check=True,
     ).stdout
     return f"```text\n{shown.rstrip()}\n```"
+
+
+def _environments(_: str | None) -> str:
+    from pettingllms.envs import ENVIRONMENTS
+
+    lines = ["| name | what | agents |", "|---|---|---|"]
+    for name, entry_point in ENVIRONMENTS.own.items():
+        manual = importlib.import_module(entry_point.partition(":")[0]).__doc__ or ""
+        what = manual.split("\n")[2]
+        facts = dict(re.findall(r"^\| (\w+) \| (.+) \|$", manual, flags=re.MULTILINE))
+        lines.append(f"| `{name}` | {what} | {facts['Agents']} |")
+    return "\n".join(lines)
+
+
+def _fields(env: str) -> str:
+    from pettingllms.data import coding_schemas, math, question_schemas
+
+    fields = {"coding": coding_schemas, "math": math, "search": question_schemas}[env].FIELDS
+    lines = [f"| field in `{env}` | |", "|---|---|"]
+    lines += [f"| `{name}` | {about} |" for name, about in fields.items()]
+    return "\n".join(lines)
 
 
 def _manual(module: str) -> str:
