@@ -3,6 +3,7 @@
 {{ help COMMAND }}       what `COMMAND --help` prints
 {{ manual MODULE }}      the docstring of an environment's module
 {{ file PATH }}          a Markdown file of the repository, with its links made to fit
+{{ code PATH }}          a Python file without its docstring
 {{ environments }}       the table of environments
 {{ fields ENV }}         the fields of a row of data for an environment
 {{ methods }}            the table of methods
@@ -34,7 +35,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     """Replaces every mark of a page; called by MkDocs."""
     makers = {"help": _help, "file": _file, "methods": _methods, "trl": _trl}
     makers |= {"tutorials": _tutorials, "manual": _manual}
-    makers |= {"environments": _environments, "fields": _fields}
+    makers |= {"environments": _environments, "fields": _fields, "code": _code}
     return _MARK.sub(lambda found: makers[found[1]](found[2]), markdown)
 
 
@@ -50,6 +51,11 @@ def _help(command: str) -> str:
         check=True,
     ).stdout
     return f"```text\n{shown.rstrip()}\n```"
+
+
+def _code(path: str) -> str:
+    code = (ROOT / path).read_text(encoding="utf-8").split('"""', 2)[2].strip()
+    return f"```python\n{code}\n```"
 
 
 def _environments(_: str | None) -> str:
@@ -124,10 +130,8 @@ def _trl(_: str | None) -> str:
 def _tutorials(_: str | None) -> str:
     parts = []
     for path in sorted((ROOT / "tutorials").glob("[0-9]*.py")):
-        source = path.read_text(encoding="utf-8")
-        tree = ast.parse(source)
-        about = ast.get_docstring(tree) or ""
+        about = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
         title, _, rest = about.partition("\n")
-        code = source.split('"""', 2)[2].strip()
-        parts.append(f"## {title.rstrip('.')}\n\n{rest.strip()}\n\n```python\n{code}\n```")
+        shown = _code(str(path.relative_to(ROOT)))
+        parts.append(f"## {title.rstrip('.')}\n\n{rest.strip()}\n\n{shown}")
     return "\n\n".join(parts)

@@ -24,7 +24,7 @@ from pettingllms.trainers.per_policy import OWN, own_settings
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Their code trains for minutes, or needs a server, a model, or a framework of the reader's.
-NOT_RUN = ("docs/training.md", "docs/serving.md", "docs/frameworks.md")
+NOT_RUN = ("docs/training.md", "docs/serving.md")
 
 
 class Block(NamedTuple):

@@ -1,4 +1,4 @@
-"""The programs of docs/frameworks.md, trained as they stand there, with the frameworks themselves.
+"""The programs of tutorials/frameworks, trained as they stand there, with the frameworks themselves.
 
 The frameworks live in a folder of their own (`make test-clients`), in front of this environment's packages.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -31,13 +30,13 @@ TEMPLATE = """{% if tools %}<|im_start|>system
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
 TOOLS = {
-    "OpenAI client": (["solver", "critic"], []),
-    "OpenAI Agents SDK": (["triage", "solver"], ["transfer_to_solver", "add"]),
-    "LangGraph": (["solver", "checker"], ["add"]),
-    "AutoGen": (["solver", "checker"], ["add"]),
-    "smolagents": (["boss", "solver"], ["solver", "add", "final_answer"]),
+    "openai_client": (["solver", "critic"], []),
+    "agents_sdk": (["triage", "solver"], ["transfer_to_solver", "add"]),
+    "langgraph_team": (["solver", "checker"], ["add"]),
+    "autogen_team": (["solver", "checker"], ["add"]),
+    "smolagents_team": (["boss", "solver"], ["solver", "add", "final_answer"]),
 }
-"""Section -> its roles, and the tools that are called."""
+"""Program -> its roles, and the tools that are called."""
 
 
 @pytest.fixture(scope="module")
@@ -51,17 +50,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def program(section: str) -> str:
-    """The code of a section of the page."""
-    page = (ROOT / "docs" / "frameworks.md").read_text(encoding="utf-8")
-    text = page.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
-    [code] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    return str(code)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
-    """A run for each section, all trained in one process, because imports take most of the time."""
+    """A run for each program, all trained in one process, because imports take most of the time."""
     folder = tmp_path_factory.mktemp("runs")
     rows = [{"question": f"What is 2 + 3, for {n}?", "answer": 5} for n in range(20)]
     (folder / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -79,10 +70,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
         "warmup_steps": 0,
     }
     lines = ["import pettingllms as pl"]
-    for number, (section, (roles, _)) in enumerate(TOOLS.items()):
-        (folder / f"team_{number}.py").write_text(program(section))
-        env = f"program:team_{number}.py:solve"
-        run = {"env": env, "env_args": {"roles": roles}, "output_dir": section}
+    for name, (roles, _) in TOOLS.items():
+        env = f"program:{ROOT}/tutorials/frameworks/{name}.py:solve"
+        run = {"env": env, "env_args": {"roles": roles}, "output_dir": name}
         lines.append(f"pl.train(**{settings | run!r})")
     done = subprocess.run(
         [sys.executable, "-c", "\n".join(lines)],
@@ -95,14 +85,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("section", TOOLS)
-def test_a_team_of_a_framework_trains_an_adapter_for_each_role(section: str, folder: Path) -> None:
-    roles, tools = TOOLS[section]
+@pytest.mark.parametrize("name", TOOLS)
+def test_a_team_of_a_framework_trains_an_adapter_for_each_role(name: str, folder: Path) -> None:
+    roles, tools = TOOLS[name]
     for role in roles:
-        file = folder / section / "adapters" / role / "adapter_model.safetensors"
-        assert any(bool(t.any()) for name, t in load_file(file).items() if "lora_B" in name)
-    steps = (folder / section / "metrics.jsonl").read_text().splitlines()
+        file = folder / name / "adapters" / role / "adapter_model.safetensors"
+        assert any(bool(t.any()) for key, t in load_file(file).items() if "lora_B" in key)
+    steps = (folder / name / "metrics.jsonl").read_text().splitlines()
     assert max(json.loads(step)["step"] for step in steps) == 2
-    records = (folder / section / "trajectories.jsonl").read_text()
+    records = (folder / name / "trajectories.jsonl").read_text()
     for tool in tools:
         assert f'<tool_call>{{\\"name\\": \\"{tool}\\"' in records
