@@ -30,7 +30,7 @@ from benchmarks.options import Options
 from pettingllms.envs import ENVIRONMENTS
 
 HERE = Path(__file__).parent
-STUDIES = ("methods", "pretrained", "protocol")
+STUDIES = ("methods", "pretrained")
 """The pages of the results that show tables."""
 PAGES = (
     HERE.parent / "README.md",
