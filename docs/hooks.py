@@ -1,7 +1,8 @@
 """Fills pages of the site with what the project itself says, so that no fact is written twice.
 
 {{ help COMMAND }}       what `COMMAND --help` prints
-{{ manual MODULE }}      the docstring of an environment's module
+{{ docstring MODULE }}   the docstring of a module, without a heading
+{{ manual MODULE }}      the same, of an environment's module
 {{ file PATH }}          a Markdown file of the repository, with its links made to fit
 {{ code PATH }}          a Python file without its docstring
 {{ environments }}       the table of environments
@@ -34,7 +35,7 @@ _LINK = re.compile(r"!?\[([^\]]+)\]\((?!https?:|#)[^)]+\)")
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Replaces every mark of a page; called by MkDocs."""
     makers = {"help": _help, "file": _file, "methods": _methods, "trl": _trl}
-    makers |= {"tutorials": _tutorials, "manual": _manual}
+    makers |= {"tutorials": _tutorials, "manual": _manual, "docstring": _docstring}
     makers |= {"environments": _environments, "fields": _fields, "code": _code}
     return _MARK.sub(lambda found: makers[found[1]](found[2]), markdown)
 
@@ -79,9 +80,13 @@ def _fields(env: str) -> str:
     return "\n".join(lines)
 
 
+def _docstring(module: str, level: int = 3) -> str:
+    shown = "members: false, show_root_heading: false, show_root_toc_entry: false"
+    return f"::: {module}\n    options: {{{shown}, heading_level: {level}}}"
+
+
 def _manual(module: str) -> str:
-    shown = "members: false, show_root_heading: false, show_root_toc_entry: false, heading_level: 2"
-    return f"::: {module}\n    options: {{{shown}}}"
+    return _docstring(module, level=2)
 
 
 def _file(path: str) -> str:
