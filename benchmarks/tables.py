@@ -30,11 +30,9 @@ from benchmarks.options import Options
 from pettingllms.envs import ENVIRONMENTS
 
 HERE = Path(__file__).parent
-STUDIES = ("methods", "pretrained")
-"""The pages of the results that show tables."""
 PAGES = (
     HERE.parent / "README.md",
-    *(HERE.parent / "docs" / "results" / f"{page}.md" for page in STUDIES),
+    HERE.parent / "docs" / "results" / "pretrained.md",
     HERE / "results" / "tables.md",
     HERE.parent / "sandbox" / "README.md",
 )
