@@ -106,16 +106,18 @@ def _mean(runs: Sequence[Any], team: str, how: str = "sampled") -> float:
 
 def teams() -> str:
     """Success on test tasks with intervals, and what it has to be compared with."""
-    rows = [
+    columns = [
         [f"`{env}`", policies, *_team(env, runs)]
         for env, kinds in learned().items()
         for policies, runs in kinds.items()
     ]
-    if not rows:
+    if not columns:
         return UNPUBLISHED
-    header = ["environment", "policies", "base", "after training", "after, greedy", "swapped"]
-    header += ["blind", "larger tasks", "base, larger", "after training, larger"]
-    return markdown([*header, "CPU-seconds", "seeds", "revision"], rows)
+    names = ["", "policies", "base", "after training", "after, greedy", "swapped", "blind"]
+    names += ["larger tasks", "base, larger", "after training, larger"]
+    names += ["CPU-seconds", "seeds", "revision"]
+    header, *rows = zip(names, *columns, strict=True)
+    return markdown(header, rows)
 
 
 def digits(runs: Sequence[Any], team: str, how: str = "sampled") -> np.ndarray:

@@ -82,9 +82,9 @@ def test_every_run_that_is_published_has_its_settings_versions_and_tasks(env):
 
 
 def test_filling_a_table_keeps_what_is_around_it():
-    page = "before\n<!-- table environments -->\n<!-- end of table -->\nafter\n"
+    page = "before\n<!-- table teams -->\n<!-- end of table -->\nafter\n"
     full = tables.filled(page)
-    assert full.startswith("before\n<!-- table environments -->\n| name |")
+    assert full.startswith("before\n<!-- table teams -->\n|  | `")
     assert full.endswith("|\n<!-- end of table -->\nafter\n")
     assert tables.filled(full) == full
 
@@ -94,9 +94,9 @@ def test_filling_a_table_keeps_what_is_around_it():
     [
         ("<!-- table trust -->\n<!-- end of table -->", "no published result"),
         ("<!-- table something_else -->\n<!-- end of table -->", "no published result"),
-        ("<!-- table environments -->\n", "no <!-- end of table -->"),
+        ("<!-- table teams -->\n", "no <!-- end of table -->"),
         (
-            "<!-- table environments -->\n<!-- table outcomes -->\n<!-- end of table -->",
+            "<!-- table teams -->\n<!-- table outcomes -->\n<!-- end of table -->",
             "no <!-- end",
         ),
     ],
@@ -129,11 +129,14 @@ def test_teams_have_intervals_that_are_never_a_point(results):
     run = a_run("0" * 50 + "1" * 50, "1" * 100)
     results("learning_sudoku", {"at_grpo-0": run, "shared-at_grpo-0": run})
     results("blind", {"rows": [{"game": "sudoku 4x4", "refused": "stop", "success": 0.125}]})
-    own, shared = tables.teams().splitlines()[2:]
-    assert own.startswith("| `sudoku` | per-role | 0.50 [0.40, 0.60] | 1.00 [0.95, 1.00] |")
-    assert shared.startswith("| `sudoku` | shared |")
-    larger = "| larger | 0.00 [0.00, 0.05] | 0.00 [0.00, 0.05] |"
-    assert f"| 0.12 {larger} 60 [60, 60] | 1 | `0123456` |" in own
+    rows = [line.strip("| ").split(" | ") for line in tables.teams().splitlines()]
+    shown = {name: own for name, own, _ in rows[2:]}
+    assert rows[0] == ["`sudoku`", "`sudoku`"]
+    assert rows[2] == ["policies", "per-role", "shared"]
+    assert (shown["base"], shown["after training"]) == ("0.50 [0.40, 0.60]", "1.00 [0.95, 1.00]")
+    assert (shown["blind"], shown["larger tasks"]) == ("0.12", "larger")
+    assert shown["base, larger"] == shown["after training, larger"] == "0.00 [0.00, 0.05]"
+    assert (shown["CPU-seconds"], shown["revision"]) == ("60 [60, 60]", "`0123456`")
 
 
 def test_pass_at_k_of_base_and_trained_team_is_of_the_first_seed(results):
