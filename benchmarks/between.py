@@ -128,8 +128,8 @@ def main() -> None:
         SystemExit: a base is missing, so that the results would lose a ground.
     """
     parser = Options(__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="+", choices=SHORT, default=list(SHORT))
-    names = parser.parse_args().only
+    parser.add_argument("--only", nargs="+", choices=SHORT, help="measure these grounds")
+    names = parser.parse_args().only or list(SHORT)
     if lacking := [str(SHORT[name].model) for name in names if not SHORT[name].model.exists()]:
         raise SystemExit(f"no {', '.join(lacking)}: python -m benchmarks.priming.protocol makes it")
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Tables of speed and of the sandbox: header and rows from the results of five scripts."""
+"""Tables of speed and of the sandbox: header and rows from the results of six scripts."""
 
 from __future__ import annotations
 

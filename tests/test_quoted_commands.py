@@ -22,7 +22,15 @@ TINY = ROOT / "pettingllms/models/tiny"
 MADE = f"--device cpu --prompt-tokens 8 --model-config {TINY / 'config.json'}"
 LEARNED = "benchmarks/out/learning_math/at_grpo-0"
 """A run that an earlier command makes."""
-SEARCH_ARMS = "at_grpo, dense/at_grpo/look_ahead/grpo/dr_mas/mhgpo/mhgpo, fork on first".split("/")
+SEARCH_ARMS = [
+    "at_grpo, dense",
+    "at_grpo",
+    "look_ahead",
+    "grpo",
+    "dr_mas",
+    "mhgpo",
+    "mhgpo, fork on first",
+]
 """Those of `search_team`, which has up to fifteen seeds of each."""
 FEW = "--rounds 1 --prompts 2 --k 2 --reply-tokens 2"
 RUN = [
