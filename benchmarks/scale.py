@@ -3,14 +3,12 @@
     python -m benchmarks.scale overhead --steps 4
     python -m benchmarks.scale chaos --runs 20
     python -m benchmarks.scale sleepers --workers 1 4 16 64
-    python -m benchmarks.scale weights
     python -m benchmarks.scale simulate
 
 `overhead` compares CPU-seconds a step in one process and with one worker, after the first step, Ray's own
 processes included. `chaos` kills and stops workers, learners, nodes and drivers at seeded moments of a short training, and
 compares every record, weight and optimizer state with an undisturbed training in one process. `sleepers`
-has workers whose model is a clock play shards of one step, to see what Ray and the driver add. `weights` hands an adapter of Qwen3-8B's
-shape to eight processes of one machine. `simulate`: `benchmarks.schedules`.
+has workers whose model is a clock play shards of one step, to see what Ray and the driver add. `simulate`: `benchmarks.schedules`.
 """
 
 from __future__ import annotations
@@ -34,7 +32,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import psutil
 import torch
 
@@ -62,14 +59,14 @@ CODING: dict[str, Any] = {
     "num_generations": 8,
 }
 """What `overhead` trains."""
-ENGINES = 8
-"""Processes that take an adapter."""
+KILLS = 3
+"""How often a run of `chaos` that keeps its nodes and its driver is hit."""
 
 
 def main() -> None:
     """Prints a row of JSON for each measurement, and writes all of them where asked."""
     options = Options(__doc__.splitlines()[0])
-    kinds = ("overhead", "chaos", "sleepers", "weights", "simulate")
+    kinds = ("overhead", "chaos", "sleepers", "simulate")
     options.add_argument("what", choices=kinds)
     options.add_argument("--steps", type=int, default=4)
     options.add_argument("--runs", type=int, default=20, help="of chaos")
@@ -87,7 +84,6 @@ def main() -> None:
         "overhead": lambda: overhead(given.steps),
         "chaos": lambda: chaos(given.seed, given.runs, given.steps),
         "sleepers": lambda: sleepers(given.workers, given.shards, given.seconds),
-        "weights": lambda: weights(ENGINES),
         "simulate": lambda: simulated(given.tasks, given.at_once),
     }
     rows = measured[given.what]()
@@ -183,31 +179,6 @@ def overhead(steps: int) -> list[dict[str, Any]]:
                 rows, workers=workers, cpu_s_a_step=(seconds[-1] - seconds[1]) / (len(seconds) - 2)
             )
     _print(rows, ratio=rows[1]["cpu_s_a_step"] / rows[0]["cpu_s_a_step"])
-    return rows
-
-
-def weights(engines: int, rank: int = 16, layers: int = 36) -> list[dict[str, Any]]:
-    """Seconds from one process to `engines` others, for an adapter of Qwen3-8B's shape in float32."""
-    rows: list[dict[str, Any]] = []
-    shapes = [(4096, 4096), (4096, 1024), (4096, 1024), (4096, 4096)]
-    shapes += [(4096, 12288), (4096, 12288), (12288, 4096)]
-    tensors = {
-        f"{layer}.{number}.{side}": np.full((rank, width), 0.5, np.float32)
-        for layer in range(layers)
-        for number, widths in enumerate(shapes)
-        for side, width in enumerate(widths)
-    }
-    with connected(ATGRPOConfig(workers=engines)) as ray:
-        taker = ray.remote(num_cpus=0)(Sleeper)
-        actors = [taker.remote() for _ in range(engines)]
-        ray.get([actor.ready.remote() for actor in actors])
-        for _ in range(3):
-            began = time.perf_counter()
-            given = ray.put(tensors)
-            put = time.perf_counter() - began
-            taken = ray.get([actor.take.remote(given) for actor in actors])
-            seconds = time.perf_counter() - began
-            _print(rows, engines=engines, bytes=taken[0], put_seconds=put, seconds=seconds)
     return rows
 
 
@@ -350,9 +321,9 @@ def losing_a_node(seed: int) -> Iterator[tuple[Any, Callable[[ATGRPO], object], 
 class _Killer(threading.Thread):
     """Kills, or now and then stops, a worker or a learner at seeded intervals."""
 
-    def __init__(self, seed: int, most: int = 3) -> None:
+    def __init__(self, seed: int) -> None:
         super().__init__(daemon=True)
-        self._random, self._most = random.Random(seed), most
+        self._random = random.Random(seed)
         self.hits: list[str] = []
         self.over = threading.Event()
 
@@ -363,7 +334,7 @@ class _Killer(threading.Thread):
 
     def run(self) -> None:
         """Hits until it has done so often enough."""
-        while len(self.hits) < self._most and not self.over.wait(self._random.uniform(0.1, 1.5)):
+        while len(self.hits) < KILLS and not self.over.wait(self._random.uniform(0.1, 1.5)):
             kind = self._random.choice(("RolloutWorker", "Learner"))
             number = signal.SIGSTOP if self._random.random() < 0.2 else signal.SIGKILL
             if targets := actors(kind):

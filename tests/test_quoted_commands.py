@@ -103,7 +103,6 @@ WITH_SMOLLM2 = ["prompts --replies 1 --envs math --kinds small --out made/prompt
 """Commands that load a pretrained model: `make test-real`."""
 ON_RAY = [
     "scale sleepers --workers 1 --shards 1 --seconds 0.1",
-    "scale weights",
     "scale overhead --steps 2",
     "scale chaos --runs 1 --seed 200 --steps 1",
 ]
@@ -126,7 +125,7 @@ SMALLEST = {
     "benchmarks.protocol.SEEDS": [0],
     "benchmarks.protocol.TASKS": 2,
     "benchmarks.scale.CODING": {"tasks_per_step": 2, "num_generations": 2},
-    "benchmarks.scale.ENGINES": 1,
+    "benchmarks.scale.KILLS": 1,
     "benchmarks.search_team.ARMS": {arm: {"seeds": [100]} for arm in SEARCH_ARMS},
     "benchmarks.search_team.COMMON": {"num_generations": 2, "tasks_per_step": 2},
     "benchmarks.search_team.OTHER_TASKS": 2,
