@@ -1,6 +1,7 @@
 """How much of what a task's completions earn lies between its prompts, and how much between completions of one prompt?
 
     python -m benchmarks.between
+    python -m benchmarks.between --only signal   this ground; the others stay as they were
 
 AT-GRPO compares completions of one prompt. One baseline for a whole task would do as well if all its prompts paid alike;
 the more their mean rewards differ, the more a completion is credited for where it was written rather than for what it says.
@@ -121,13 +122,15 @@ def table(result: Any) -> Table:
 
 
 def main() -> None:
-    """Plays on every ground of `benchmarks.claims --medium`.
+    """Plays on grounds of `benchmarks.claims --medium`.
 
     Raises:
         SystemExit: a base is missing, so that the results would lose a ground.
     """
-    Options(__doc__.splitlines()[0]).parse_args()
-    if lacking := [str(own.model) for own in SHORT.values() if not own.model.exists()]:
+    parser = Options(__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=SHORT, help="measure these grounds")
+    names = parser.parse_args().only or list(SHORT)
+    if lacking := [str(SHORT[name].model) for name in names if not SHORT[name].model.exists()]:
         raise SystemExit(f"no {', '.join(lacking)}: python -m benchmarks.priming.protocol makes it")
     torch.set_num_threads(1)
     result: dict[str, Any] = {
@@ -136,9 +139,11 @@ def main() -> None:
         "steps": STEPS,
         "grounds": {},
     }
-    for name, ground in SHORT.items():
-        result["grounds"][name] = own = measured(name, ground)
-        print(name, own, flush=True)
+    if RESULTS.exists():
+        result["grounds"] = json.loads(RESULTS.read_text(encoding="utf-8"))["grounds"]
+    for name in names:
+        result["grounds"][name] = measured(name, SHORT[name])
+        print(name, result["grounds"][name], flush=True)
     RESULTS.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 

@@ -1,4 +1,7 @@
-"""Which games of TextArena and PettingZoo work as environments? `python -m benchmarks.games`
+"""Which games of TextArena and PettingZoo work as environments?
+
+    python -m benchmarks.games
+    python -m benchmarks.games --only textarena:TicTacToe-v0   this game; the others stay as they were
 
 Opens every game that TextArena registers (of variants with other numbers the plainest) and PettingZoo's classic
 games. A game passes where `check_env` and PettingZoo's `api_test` and `seed_test` find nothing, two other processes with
@@ -21,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.evidence import Table
-from benchmarks.options import Options
+from benchmarks.options import Options, known
 from pettingllms.contrib.games.textarena_games import registry
 from pettingllms.envs import check, load_env
 from pettingllms.envs.aec import clone_env
@@ -188,13 +191,15 @@ def _brief(why: str) -> str:
 def main() -> None:
     """Examines all games and writes the results."""
     parser = Options(__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", help="examine these games; default: all")
     parser.add_argument("--digests", nargs="+", help="only print what episodes come to, as JSON")
     options = parser.parse_args()
     if options.digests:
         print(json.dumps(digests(options.digests)))
         return
-    rows = []
-    for name in games():
+    rows, names = [], games()
+    known("--only", options.only or (), names)
+    for name in options.only or names:
         rows.append(examined(name))
         print(name, rows[-1]["players"], rows[-1]["why"] or f"{rows[-1]['ms']:.2f} ms", flush=True)
     passing = [row["name"] for row in rows if row["why"] is None]
@@ -202,6 +207,10 @@ def main() -> None:
     for row in rows:
         if first.get(row["name"]) != second.get(row["name"]):
             row["why"] = "its episodes depend on the hashes of strings, which differ by process"
+    if options.only and RESULTS.exists():
+        earlier = json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]
+        examined_now = {row["name"]: row for row in rows}
+        rows = [examined_now.pop(row["name"], row) for row in earlier] + [*examined_now.values()]
     count = {
         kind: sum(row["why"] is None and row["name"].startswith(kind) for row in rows)
         for kind in ("textarena", "pettingzoo")

@@ -1,18 +1,14 @@
 """What do workers on Ray cost, do they scale, and do kills change a bit?
 
-    python -m benchmarks.scale start --runs 3
     python -m benchmarks.scale overhead --steps 4
     python -m benchmarks.scale chaos --runs 20
     python -m benchmarks.scale sleepers --workers 1 4 16 64
-    python -m benchmarks.scale weights
     python -m benchmarks.scale simulate
 
-`start` measures seconds from the start of a cluster on this machine until a worker plays, until learners are
-there, and until the first step is done. `overhead` compares CPU-seconds a step in one process and with one worker, after the first step, Ray's own
+`overhead` compares CPU-seconds a step in one process and with one worker, after the first step, Ray's own
 processes included. `chaos` kills and stops workers, learners, nodes and drivers at seeded moments of a short training, and
 compares every record, weight and optimizer state with an undisturbed training in one process. `sleepers`
-has workers whose model is a clock play shards of one step, to see what Ray and the driver add. `weights` hands an adapter of Qwen3-8B's
-shape to eight processes of one machine. `simulate`: `benchmarks.schedules`.
+has workers whose model is a clock play shards of one step, to see what Ray and the driver add. `simulate`: `benchmarks.schedules`.
 """
 
 from __future__ import annotations
@@ -31,12 +27,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import psutil
 import torch
 
@@ -57,15 +52,24 @@ SMALL: dict[str, Any] = {
     "num_iterations": 1,
 }
 """Settings of a training that is as short as one can be."""
+CODING: dict[str, Any] = {
+    "env": "coding",
+    "tasks_per_step": 16,
+    "tasks_per_shard": 4,
+    "num_generations": 8,
+}
+"""What `overhead` trains."""
+KILLS = 3
+"""How often a run of `chaos` that keeps its nodes and its driver is hit."""
 
 
 def main() -> None:
     """Prints a row of JSON for each measurement, and writes all of them where asked."""
     options = Options(__doc__.splitlines()[0])
-    kinds = ("start", "overhead", "chaos", "sleepers", "weights", "simulate")
+    kinds = ("overhead", "chaos", "sleepers", "simulate")
     options.add_argument("what", choices=kinds)
     options.add_argument("--steps", type=int, default=4)
-    options.add_argument("--runs", type=int, default=20, help="of start and chaos")
+    options.add_argument("--runs", type=int, default=20, help="of chaos")
     options.add_argument("--seed", type=int, default=0, help="of the first run of chaos")
     options.add_argument("--workers", type=int, nargs="+", default=[1, 4, 16, 64], help="sleepers")
     options.add_argument("--seconds", type=float, default=5.0, help="a sleeper's shard")
@@ -74,12 +78,12 @@ def main() -> None:
     options.add_argument("--at-once", type=int, help="of them that are played at a time")
     options.add_argument("--json", type=Path, help="also write the figures to this file")
     given = options.parse_args()
+    if given.what == "overhead" and given.steps < 2:
+        options.error(f"--steps {given.steps}: the first does not count; ask for 2 or more")
     measured: dict[str, Callable[[], list[dict[str, Any]]]] = {
-        "start": lambda: start(given.runs),
         "overhead": lambda: overhead(given.steps),
         "chaos": lambda: chaos(given.seed, given.runs, given.steps),
         "sleepers": lambda: sleepers(given.workers, given.shards, given.seconds),
-        "weights": weights,
         "simulate": lambda: simulated(given.tasks, given.at_once),
     }
     rows = measured[given.what]()
@@ -158,90 +162,23 @@ def _of_time(name: str) -> bool:
 # --------------------------------------------------------------------------------- measurements
 
 
-def start(runs: int) -> list[dict[str, Any]]:
-    """Seconds since the start of a cluster for a coding team with two learners, by number of workers."""
-    from pettingllms.distributed.fleet import Fleet  # here, because tests import this without Ray
-
-    rows: list[dict[str, Any]] = []
-    submit = Fleet.submit
-    for workers in [1, 2] * runs:
-        begun: list[float] = []
-
-        def noting(
-            fleet: Fleet, *job: Any, begun: list[float] = begun, **part: Any
-        ) -> Future[tuple[Any, dict[str, float]]]:
-            def played(done: Future[tuple[Any, dict[str, float]]]) -> None:
-                begun.append(time.perf_counter() - done.result()[1]["time/step"])
-
-            given = submit(fleet, *job, **part)
-            given.add_done_callback(played)
-            return given
-
-        plan = plan_run(ATGRPOConfig(**SMALL, env="coding", policies="per-role", workers=workers))
-        began = time.perf_counter()
-        with (
-            mock.patch.object(Fleet, "submit", noting),
-            plan.cluster() as ray,
-            contextlib.closing(build_policies(plan.config, plan.roles_to_policies)) as policies,
-            plan.trainer(policies, (), ray) as trainer,
-        ):
-            learners = time.perf_counter()
-            trainer.train_step()
-            step = time.perf_counter()
-        _print(
-            rows,
-            workers=workers,
-            plays=min(begun) - began,
-            learners=learners - began,
-            first_step=step - began,
-        )
-    return rows
-
-
 def overhead(steps: int) -> list[dict[str, Any]]:
     """CPU-seconds a step of the coding team, in one process and with one worker."""
     rows: list[dict[str, Any]] = []
     with connected(ATGRPOConfig(workers=3)) as ray:
         for workers in (0, 1):
             seconds: list[float] = []
-            settings = {"env": "coding", "tasks_per_step": 16, "tasks_per_shard": 4}
             run(
                 ray,
                 steps,
                 lambda _, seconds=seconds: seconds.append(_cpu_seconds()),  # type: ignore[misc]
-                **settings,
-                num_generations=8,
+                **CODING,
                 workers=workers,
             )
             _print(
                 rows, workers=workers, cpu_s_a_step=(seconds[-1] - seconds[1]) / (len(seconds) - 2)
             )
     _print(rows, ratio=rows[1]["cpu_s_a_step"] / rows[0]["cpu_s_a_step"])
-    return rows
-
-
-def weights(engines: int = 8, rank: int = 16, layers: int = 36) -> list[dict[str, Any]]:
-    """Seconds from one process to `engines` others, for an adapter of Qwen3-8B's shape in float32."""
-    rows: list[dict[str, Any]] = []
-    shapes = [(4096, 4096), (4096, 1024), (4096, 1024), (4096, 4096)]
-    shapes += [(4096, 12288), (4096, 12288), (12288, 4096)]
-    tensors = {
-        f"{layer}.{number}.{side}": np.full((rank, width), 0.5, np.float32)
-        for layer in range(layers)
-        for number, widths in enumerate(shapes)
-        for side, width in enumerate(widths)
-    }
-    with connected(ATGRPOConfig(workers=engines)) as ray:
-        taker = ray.remote(num_cpus=0)(Sleeper)
-        actors = [taker.remote() for _ in range(engines)]
-        ray.get([actor.ready.remote() for actor in actors])
-        for _ in range(3):
-            began = time.perf_counter()
-            given = ray.put(tensors)
-            put = time.perf_counter() - began
-            taken = ray.get([actor.take.remote(given) for actor in actors])
-            seconds = time.perf_counter() - began
-            _print(rows, engines=engines, bytes=taken[0], put_seconds=put, seconds=seconds)
     return rows
 
 
@@ -270,12 +207,12 @@ def chaos(first: int, runs: int, steps: int) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     settings: dict[str, Any] = {"env": "coding", "tasks_per_step": 2}
     alone = run(None, steps, **settings)
-    command = restarted(None, steps)[0]
+    command = cache(lambda: restarted(None, steps)[0])
     for seed in range(first, first + runs):
         began = time.perf_counter()
         if seed % 4 == 3:
             found, hits = restarted(seed, steps)
-            equal = found == command
+            equal = found == command()
         elif seed % 4 == 2:
             with losing_a_node(seed) as (ray, lose, hits):
                 hit = run(ray, steps, lose, workers=2, worker_timeout=30.0, **settings)
@@ -384,9 +321,9 @@ def losing_a_node(seed: int) -> Iterator[tuple[Any, Callable[[ATGRPO], object], 
 class _Killer(threading.Thread):
     """Kills, or now and then stops, a worker or a learner at seeded intervals."""
 
-    def __init__(self, seed: int, most: int = 3) -> None:
+    def __init__(self, seed: int) -> None:
         super().__init__(daemon=True)
-        self._random, self._most = random.Random(seed), most
+        self._random = random.Random(seed)
         self.hits: list[str] = []
         self.over = threading.Event()
 
@@ -397,7 +334,7 @@ class _Killer(threading.Thread):
 
     def run(self) -> None:
         """Hits until it has done so often enough."""
-        while len(self.hits) < self._most and not self.over.wait(self._random.uniform(0.1, 1.5)):
+        while len(self.hits) < KILLS and not self.over.wait(self._random.uniform(0.1, 1.5)):
             kind = self._random.choice(("RolloutWorker", "Learner"))
             number = signal.SIGSTOP if self._random.random() < 0.2 else signal.SIGKILL
             if targets := actors(kind):

@@ -155,7 +155,7 @@ def begin(base: Path) -> None:
     made.rename(START)
 
 
-def train(base: Path, arm: Arm, rate: float, seed: int, tokens: int = TOKENS) -> dict[str, Any]:
+def train(base: Path, arm: Arm, rate: float, seed: int, tokens: int) -> dict[str, Any]:
     """Trains a team; returns what it reached, on the way and at the end."""
     started = time.process_time()
     trainer = begun(base, arm, rate, seed, tokens)
@@ -211,7 +211,7 @@ def run(base: Path, arm: str, rate: float, seed: int, until: float) -> dict[str,
     if not path.exists():
         if time.monotonic() > until:
             raise SystemExit("runs are missing; run again")
-        found = train(base, ARMS[arm], rate, seed)
+        found = train(base, ARMS[arm], rate, seed, TOKENS)
         unfinished = path.with_suffix(".unfinished")
         unfinished.write_text(json.dumps(found), encoding="utf-8")
         unfinished.rename(path)

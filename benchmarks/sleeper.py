@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 
 class Sleeper:
@@ -16,7 +15,3 @@ class Sleeper:
         """Sleeps; answers as much as a shard's record has."""
         time.sleep(seconds)
         return reply
-
-    def take(self, tensors: dict[str, Any]) -> int:
-        """Copies an adapter to where a model would hold it; its bytes."""
-        return sum(each.copy().nbytes for each in tensors.values())

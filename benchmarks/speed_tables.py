@@ -1,4 +1,4 @@
-"""Tables of speed and of the sandbox: header and rows from the results of five scripts."""
+"""Tables of speed and of the sandbox: header and rows from the results of six scripts."""
 
 from __future__ import annotations
 
@@ -69,29 +69,6 @@ def refill(rows: Rows) -> Table:
     ]
     header = ["lengths of", "passes a step", "seconds a step"]
     return [*header, "refilled, a policy for each role", "refilled, one policy"], shown
-
-
-def revisions(rows: Rows) -> Table:
-    """Steps of the embedded model now, over those of an earlier revision, with the range of the rounds."""
-    header = ["step of", "earlier", "now", "step", "sampling", "update", "a generated token"]
-    shown = [
-        [
-            row["environment"],
-            *(
-                f"{row[f'{when}, s']:.2f} s, {row[f'{when}, tokens']:,} tokens"
-                for when in ("then", "now")
-            ),
-            *(_range(row[part]) for part in ("step", "sample", "update", "token")),
-        ]
-        for row in rows
-    ]
-    return header, shown
-
-
-def _range(ratio: Sequence[float]) -> str:
-    """A median with the least and the greatest."""
-    median, least, greatest = ratio
-    return f"{median:.2f}x [{least:.2f}, {greatest:.2f}]"
 
 
 WAYS = {

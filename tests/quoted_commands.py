@@ -103,6 +103,20 @@ def _be(module: str, words: Sequence[str], options: Mapping[str, Any]) -> NoRetu
         os._exit(code)
 
 
+def replaced(before: Any, value: Any) -> Any:
+    """Returns `value`; a mapping changes fields or entries of what is there, a list its first elements."""
+    if isinstance(value, dict):
+        current = before._asdict() if hasattr(before, "_asdict") else before
+        changed = {name: replaced(current.get(name), one) for name, one in value.items()}
+        return before._replace(**changed) if hasattr(before, "_asdict") else {**before, **changed}
+    if isinstance(value, list):
+        return tuple(
+            replaced(before[n], one) if isinstance(one, dict) else one
+            for n, one in enumerate(value)
+        )
+    return value
+
+
 def main() -> None:
     """Runs what standard input names."""
     sys.path.insert(0, ".")
@@ -111,15 +125,8 @@ def main() -> None:
     for name, value in job["constants"].items():
         module, constant = name.rsplit(".", 1)
         assert hasattr(importlib.import_module(module), constant), name
-        before = getattr(sys.modules[module], constant)
-        if isinstance(value, dict):  # some of its fields
-            value = before._replace(**value) if hasattr(before, "_replace") else {**before, **value}
-        elif isinstance(value, list):
-            value = tuple(
-                before[n]._replace(**one) if isinstance(one, dict) else one
-                for n, one in enumerate(value)
-            )
-        setattr(sys.modules[module], constant, value)
+        changed = replaced(getattr(sys.modules[module], constant), value)
+        setattr(sys.modules[module], constant, changed)
     for module in job["last"]:
         importlib.import_module(module)
     fork_commands(job["last"])

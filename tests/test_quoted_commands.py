@@ -1,4 +1,4 @@
-"""Every command of `benchmarks` that a page quotes runs with its smallest settings, or says here why it does not."""
+"""Every command of `benchmarks` that a page quotes runs with its smallest settings."""
 
 from __future__ import annotations
 
@@ -22,13 +22,22 @@ TINY = ROOT / "pettingllms/models/tiny"
 MADE = f"--device cpu --prompt-tokens 8 --model-config {TINY / 'config.json'}"
 LEARNED = "benchmarks/out/learning_math/at_grpo-0"
 """A run that an earlier command makes."""
+SEARCH_ARMS = [
+    "at_grpo, dense",
+    "at_grpo",
+    "look_ahead",
+    "grpo",
+    "dr_mas",
+    "mhgpo",
+    "mhgpo, fork on first",
+]
+"""Those of `search_team`, which has up to fifteen seeds of each."""
 FEW = "--rounds 1 --prompts 2 --k 2 --reply-tokens 2"
 RUN = [
     "tables --write",
     "paper --list",
     "advice --dry-run",
     "paper calls --seeds 0 --dry-run",
-    "paper debate --tokens 1 --dry-run",
     "paper judges --tokens 1 --dry-run",
     "paper local --tokens 1 --dry-run",
     "paper silent_groups --seeds 0 --tokens 1 --dry-run",
@@ -73,16 +82,41 @@ LONGER = [
     "priming.protocol",
     "protocol --minutes 1",
     "priming.duet",
+    "advice",
+    "between --only signal",
+    "search_team --only grpo",
+    "search_team",
+    "paper debate --tokens 1 --seeds 0",
 ]
 """Commands that take more than a few seconds: `make test-benchmarks`."""
+FROZEN = "frozen HEAD --envs plan_path --methods at_grpo"
+"""The command that needs a repository of git: `make test-benchmarks`."""
 BESIDE_REASONING_GYM = ["sudoku_speed --rounds 1"]
 """Commands that compare with reasoning-gym: `make test-reasoning`."""
+WITH_GAMES = [
+    "games --only textarena:TicTacToe-v0 pettingzoo:classic/rps_v2",
+    "priming.games",
+    """self_play --game kuhn tictactoe --seeds 0 --set '{"max_steps": 1, "tasks_per_step": 1}'""",
+]
+"""Commands that need TextArena or PettingZoo's classic games: `make test-games`."""
+WITH_SMOLLM2 = ["prompts --replies 1 --envs math --kinds small --out made/prompts.json"]
+"""Commands that load a pretrained model: `make test-real`."""
+ON_RAY = [
+    "scale sleepers --workers 1 --shards 1 --seconds 0.1",
+    "scale overhead --steps 2",
+    "scale chaos --runs 1 --seed 200 --steps 1",
+]
+"""Commands that start processes on Ray: `make test-ray`."""
 SMALLEST = {
+    "benchmarks.between.STEPS": 1,
     "benchmarks.blind.TESTED": 2,
     "benchmarks.ensemble.TABLE_TASKS": 12,
     "benchmarks.ensemble.TOKENS": 2,
     "benchmarks.habits.HALF": 1,
     "benchmarks.learning.PASSES": [1, 2],
+    "benchmarks.games.EPISODES": 1,
+    "benchmarks.priming.games.POOL": {"KuhnPoker-v1": 20, "TicTacToe-v0": 20},
+    "benchmarks.priming.games.STEPS": {"KuhnPoker-v1": 1, "TicTacToe-v0": 1},
     "benchmarks.priming.prime.PHASES": [{"steps": 1}],
     "benchmarks.priming.duet.PHASE": {"steps": 2},
     "benchmarks.priming.protocol.PHASE": {"steps": 2},
@@ -90,6 +124,19 @@ SMALLEST = {
     "benchmarks.protocol.RATES": [0.003],
     "benchmarks.protocol.SEEDS": [0],
     "benchmarks.protocol.TASKS": 2,
+    "benchmarks.scale.CODING": {"tasks_per_step": 2, "num_generations": 2},
+    "benchmarks.scale.KILLS": 1,
+    "benchmarks.search_team.ARMS": {arm: {"seeds": [100]} for arm in SEARCH_ARMS},
+    "benchmarks.search_team.COMMON": {"num_generations": 2, "tasks_per_step": 2},
+    "benchmarks.search_team.OTHER_TASKS": 2,
+    "benchmarks.search_team.RATES": [0.001],
+    "benchmarks.search_team.START_TOKENS": 1,
+    "benchmarks.search_team.TASKS": 2,
+    "benchmarks.search_team.TOKENS": 1,
+    "benchmarks.search_team.TUNING": [100],
+    "benchmarks.search_team.VALIDATION": 2,
+    "benchmarks.self_play.EVERY": 1,
+    "benchmarks.self_play.MATCHES": 2,
     "benchmarks.trust.TASKS": 30,
     "benchmarks.warm.START_TOKENS": 1,
 }
@@ -100,25 +147,6 @@ LAST = {
     "pettingllms.cli.view": "",
 }
 """Words that end the commands of the package which experiments start."""
-ELSEWHERE = {
-    "between": "plays tasks of ten grounds, for minutes",
-    "engines": "needs vLLM and Ray",
-    "frozen": "trains a revision of the past and this one",
-    "games": "plays every game of TextArena and PettingZoo's classic games, for minutes",
-    "grading": "needs math-verify's unpacked sources and MATH-500",
-    "priming.games": "needs TextArena",
-    "prompts": "needs SmolLM2",
-    "revisions": "trains a revision of the past and this one",
-    "scale chaos": "needs Ray",
-    "scale overhead": "needs Ray",
-    "scale sleepers": "needs Ray",
-    "scale start": "needs Ray",
-    "scale weights": "needs Ray",
-    "search_team": "six trainings at least, of a team with long prompts, for minutes",
-    "self_play": "needs TextArena, and the bases that priming.games trains",
-    "vllm_training": "needs vLLM",
-}
-"""Module, or module and first word -> why no test runs it."""
 OPTIONS = {"--peer": "needs gym-sokoban"}
 """Options that no test gives."""
 
@@ -164,7 +192,15 @@ def quoted() -> list[Quoted]:
     return sorted(commands, key=lambda c: (c.module, c.first, sorted(c.options)))
 
 
-KNOWN = [read(command) for command in (*RUN, *LONGER, *BESIDE_REASONING_GYM)]
+MARKED = {
+    "benchmarks": LONGER,
+    "reasoning": BESIDE_REASONING_GYM,
+    "games": WITH_GAMES,
+    "real": WITH_SMOLLM2,
+    "ray": ON_RAY,
+}
+"""The marker under which commands run -> the commands."""
+KNOWN = [read(c) for commands in (RUN, [FROZEN], *MARKED.values()) for c in commands]
 
 
 def test_pages_quote_commands() -> None:
@@ -172,20 +208,18 @@ def test_pages_quote_commands() -> None:
 
 
 @pytest.mark.parametrize("command", quoted(), ids=lambda c: " ".join([*c[:2], *sorted(c.options)]))
-def test_a_quoted_command_is_run_with_its_options_or_has_a_reason(command: Quoted) -> None:
-    runs = [known for known in KNOWN if known.module == command.module]
-    excused = {command.module, f"{command.module} {command.first}"} & ELSEWHERE.keys()
-    assert runs or excused
-    if not excused:
-        assert any(
-            command.first in ("", known.first) and command.options - OPTIONS.keys() <= known.options
-            for known in runs
-        ), "add its options to a command that runs, or a command of its own"
+def test_a_quoted_command_is_run_with_its_options(command: Quoted) -> None:
+    assert any(
+        known.module == command.module
+        and command.first in ("", known.first)
+        and command.options - OPTIONS.keys() <= known.options
+        for known in KNOWN
+    ), "add its options to a command that runs, or a command of its own"
 
 
-def test_what_is_listed_is_quoted() -> None:
+def test_what_is_run_is_quoted() -> None:
     modules = {command.module for command in quoted()}
-    assert {known.module for known in KNOWN} | {name.split()[0] for name in ELSEWHERE} == modules
+    assert {known.module for known in KNOWN} == modules
     assert all(find_spec(f"benchmarks.{module}") for module in modules)
 
 
@@ -195,15 +229,33 @@ def test_quoted_commands_run_with_their_smallest_settings(tmp_path: Path) -> Non
     assert _failures(RUN, tmp_path) == {}
 
 
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "commands",
+    [
+        pytest.param(commands, id=marker, marks=getattr(pytest.mark, marker))
+        for marker, commands in MARKED.items()
+    ],
+)
+def test_marked_commands_run_with_their_smallest_settings(
+    commands: list[str], tmp_path: Path
+) -> None:
+    assert _failures(commands, tmp_path) == {}
+
+
 @pytest.mark.benchmarks
 @pytest.mark.timeout(900)
-def test_longer_quoted_commands_run_with_their_smallest_settings(tmp_path: Path) -> None:
-    assert _failures(LONGER, tmp_path) == {}
-
-
-@pytest.mark.reasoning
-def test_commands_beside_reasoning_gym_run_with_their_smallest_settings(tmp_path: Path) -> None:
-    assert _failures(BESIDE_REASONING_GYM, tmp_path) == {}
+def test_a_revision_trains_the_same_bytes_as_itself(tmp_path: Path) -> None:
+    for name in ("benchmarks", "pettingllms"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("out"))
+    # A repository of its own: a shallow clone and an unpacked archive have no revisions to name.
+    git = ["git", "-c", "user.name=ci", "-c", "user.email=ci@localhost"]
+    for words in (["init", "-q"], ["add", "pettingllms"], ["commit", "-qm", "all"]):
+        subprocess.run([*git, *words], cwd=tmp_path, check=True)
+    command = [sys.executable, "-m", *shlex.split(f"benchmarks.{FROZEN}")]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert re.fullmatch(r"plan_path +at_grpo +([0-9a-f]{16}) \1 *\n", ended.stdout)
 
 
 def _failures(commands: Sequence[str], folder: Path) -> dict[str, str]:
