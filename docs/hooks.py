@@ -7,7 +7,7 @@
 {{ code PATH }}          a Python file without its docstring
 {{ environments }}       the table of environments
 {{ fields ENV }}         the fields of a row of data for an environment
-{{ methods }}            the table of methods; {{ methods settings }}: of the settings that they choose
+{{ methods }}            the table of methods
 {{ trl }}                what each setting of TRL's GRPOConfig is here
 {{ tutorials }}          the scripts of tutorials/, each with its docstring and its code
 
@@ -95,21 +95,16 @@ def _file(path: str) -> str:
     return _LINK.sub(r"\1", text)
 
 
-def _methods(settings: str | None) -> str:
+def _methods(_: str | None) -> str:
     from pettingllms.trainers.method_names import METHODS, PARTS
 
-    methods = {name: METHODS.load(name) for name in METHODS.own if name not in PARTS}
-    if settings:
-        lines = ["| method | settings that it chooses unless you do |", "|---|---|"]
-        for name, method in methods.items():
-            if method.settings:
-                chosen = ", ".join(f"`{key}={value}`" for key, value in method.settings.items())
-                lines.append(f"| `{name}` | {chosen} |")
-        return "\n".join(lines)
-    lines = ["| method | what it does | source |", "|---|---|---|"]
-    for name, method in methods.items():
-        about = method.__doc__.partition("\n")[0].rstrip(".")
-        lines.append(f"| `{name}` | {about} | {method.source} |")
+    lines = ["| method | what it does | source | settings |", "|---|---|---|---|"]
+    for name in METHODS.own:
+        method = METHODS.load(name)
+        if name not in PARTS:
+            about = method.__doc__.partition("\n")[0].rstrip(".")
+            settings = ", ".join(f"`{key}={value}`" for key, value in method.settings.items())
+            lines.append(f"| `{name}` | {about} | {method.source} | {settings} |")
     return "\n".join(lines)
 
 
