@@ -94,7 +94,8 @@ _TRAIN = [
     "yaml",
 ]
 _SERVE = ["httpx2", "uvicorn", "starlette"]
-EXTRAS = dict.fromkeys(_TRAIN, "train") | dict.fromkeys(_SERVE, "serve") | {"openenv": "openenv"}
+EXTRAS = dict.fromkeys(_TRAIN, "train") | dict.fromkeys(_SERVE, "serve")
+EXTRAS |= dict.fromkeys(("openenv", "fastapi"), "openenv")
 """Module -> the extra that installs it."""
 
 

@@ -76,6 +76,7 @@ def test_a_fence_inside_a_line_of_code_is_code():
         ("```python\nprint(1)\n```\n```python\nunfinished", "print(1)"),
         ("```python\n```", ""),
         ("```python\nprint(1)\n```\nIt prints\n```\n1\n```", "print(1)"),
+        ("```py\nprint(1)\n```\n```python\n\n```", "print(1)"),
         ("```\nO(1)\n```\n```py title=a.py\nprint(1)\n```\n```\n8\n```", "print(1)"),
         ("1. So:\n   ```python\n   if x:\n       y\n   ```", "if x:\n    y"),
     ],

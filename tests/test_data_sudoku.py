@@ -85,6 +85,21 @@ def test_a_16x16_puzzle_has_one_solution():
     assert brute_force(puzzle.clues, 16) == [puzzle.solution]
 
 
+def test_a_puzzle_that_takes_too_many_guesses_is_passed_over(monkeypatch):
+    make, limits = sudoku.puzzle, []
+
+    def first_fails(*args):
+        limits.append(args[3])
+        if len(limits) == 1:
+            raise sudoku.Undecided
+        return make(*args)
+
+    monkeypatch.setattr(sudoku, "puzzle", first_fails)
+    assert sudoku.generate(random.Random(0), "train").blanks
+    assert len(limits) == 2
+    assert max(limits) < sudoku.GUESS_LIMIT
+
+
 def test_all_4x4_grids_are_known():
     assert len(sudoku._small_grids()) == 288
     assert set(sudoku._small_grids()) == set(brute_force((0,) * 16, 4, most=1000))

@@ -124,6 +124,7 @@ def test_the_documented_fields_are_those_that_are_read(kind):
         ("mutant", "mutants"),
         ("splits", "split"),
         ("references", "reference"),
+        ("LIMITS", "limits"),
     ],
 )
 def test_a_misspelt_field_says_what_was_meant(tmp_path, name, meant):

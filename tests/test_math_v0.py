@@ -453,6 +453,10 @@ def test_what_a_single_agents_program_prints_counts_until_it_answers(play):
     ("text", "answer"),
     [
         (r"So \boxed{1} and $\boxed{2}$", "1, 2"),
+        (r"$\boxed{1} \text{ or } \boxed{2}$", "1, 2"),
+        (r"\boxed{1} \quad \boxed{2} \& \boxed{3}", "1, 2, 3"),
+        ("- \\boxed{1}\n- \\boxed{2}", "1, 2"),
+        (r"\boxed{1} - \boxed{2}", "2"),
         ("\\boxed{1},\n\\boxed{\\frac{1}{2}}.", r"1, \frac{1}{2}"),
         (r"$x=\boxed{1}$ or $x_2 = \boxed{-1}$", "1, -1"),
         (r"\boxed{1}, no: \boxed{2}", "2"),

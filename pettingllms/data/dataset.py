@@ -446,7 +446,7 @@ class _Reading(Generic[Record]):
 
     def _check_fields(self, row: Row, known: Mapping[str, str]) -> None:
         for name in sorted(row.keys() - known.keys() - self.ignored):
-            close = difflib.get_close_matches(name, known.keys() - row.keys(), n=1, cutoff=0.8)
+            close = difflib.get_close_matches(name.lower(), known.keys() - row.keys(), 1, 0.8)
             if close and len(name) > 3:
                 raise RowError(name, f"is unknown; did you mean {close[0]!r}?")
             self.ignored.add(name)

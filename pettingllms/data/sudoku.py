@@ -32,6 +32,7 @@ from pettingllms.data.rows import TABLES, Row, RowError, checked_text, label
 from pettingllms.data.splits import Split
 from pettingllms.data.sudoku_solver import (
     BOXES,
+    GUESS_LIMIT,
     Grid,
     Search,
     Shape,
@@ -236,7 +237,11 @@ def generate(
             if not suits:
                 break
             if by_solution or split_of(clues_left, solution) == split:
-                return puzzle(clues_left, solution, grade(clues_left))
+                try:
+                    return puzzle(clues_left, solution, grade(clues_left), 10 * GUESSES)
+                except Undecided:
+                    suits = False  # no solver should have to guess so often
+                    break
         # A tenth of all puzzles is in the smallest split.
         spent += 0.1 if suits else 1.0
     raise ConfigError(
@@ -245,11 +250,15 @@ def generate(
     )
 
 
-def puzzle(clues: Grid, solution: Grid, found: str) -> Puzzle:
-    """The puzzle with these clues, this only solution and this grade."""
+def puzzle(clues: Grid, solution: Grid, found: str, limit: int = GUESS_LIMIT) -> Puzzle:
+    """The puzzle with these clues, this only solution and this grade.
+
+    Raises:
+        Undecided: more than `limit` guesses lead to the solution.
+    """
     if found != "search":
         return Puzzle(clues, solution, found, 0)
-    search = Search(clues)
+    search = Search(clues, limit=limit)
     search.solutions(2)
     return Puzzle(clues, solution, found, search.guesses)
 

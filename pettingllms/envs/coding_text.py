@@ -100,6 +100,7 @@ def parse_program(text: str) -> str | ParseError:
     closed = [block for block in blocks(text) if block.tag in PYTHON_TAGS]
     # What has no tag beside a program that has one is an example's output, or prose.
     programs = [block.body for block in closed if block.tag] or [block.body for block in closed]
+    programs = [program for program in programs if program.strip()] or programs
     if not programs:
         return ParseError("no closed ```python block with a program")
     if len(programs[-1]) > MAX_BLOCK_CHARS:

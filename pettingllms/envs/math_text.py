@@ -26,7 +26,8 @@ _INSIDE = r"[^{}]"
 for _ in range(3):
     _INSIDE = rf"(?:[^{{}}]|\{{{_INSIDE}*+\}})"
 _BOX = re.compile(rf"\\f?boxed\s*+\{{({_INSIDE}*+)\}}")
-_JOINT = r"[\s$,;]*+(?:and|or)?+[\s$]*+(?:[A-Za-z]\w{0,3}\s*=\s*)?+"
+_BLANK = r"(?:[\s$,;&]|\\[,;:! &]|\\q?quad(?![a-z]))*+"
+_JOINT = rf"{_BLANK}(?:(?<=\n)[-*] )?+(?:and|or|\\text\{{\s*(?:and|or)\s*\}})?+{_BLANK}(?:[A-Za-z]\w{{0,3}}\s*=\s*)?+"
 _BOXES = re.compile(rf"{_BOX.pattern}(?:{_JOINT}{_BOX.pattern})*+")
 """Boxes that are one list of answers."""
 SOLVER = "solver"

@@ -18,8 +18,13 @@ _MARK = "####"
 _BETWEEN = re.compile(r"[,;|\[\]\"'`]+|(?<=\w)[ \t]*->[ \t]*(?=\w)")
 """Between the items of a list of moves."""
 _NUMBERED = re.compile(r"(\d{1,3})[.):]\s*(.+)", re.DOTALL)
-_BEFORE = re.compile(r"(\]|\d\s*[x×*])[ ,;]*$")
-_AFTER = re.compile(r"\s*([x×*]\s*\d|\d+ times)")
+_TIMES = r"(?:twice|thrice|(?:\d+|two|three|four) times|repeat|revers)"
+_BEFORE = re.compile(
+    rf"(?:\](?:[ ,;+&]|and|then|followed by)*|(?:\d\s*[x×*]|{_TIMES}\w*(?: of)?)[ (]*)$"
+)
+_AFTER = re.compile(rf"[ )]*(?:[²³]|\(?[x×*^]\s*\d|[ ,(]*{_TIMES})")
+_NEAR = 24
+"""Characters beside a list in which such a sign or word is looked for."""
 _CELL = re.compile(r"[A-Za-z]\d{1,3}")
 _NAMES = {
     **dict.fromkeys(("U", "u", "up", "north"), "U"),
@@ -49,7 +54,7 @@ def last_list(text: str) -> str | ParseError:
     window = text[max(0, stop - MAX_LIST_CHARS) : stop]
     before, opening, last = window.rpartition("[")
     if opening and last.find("]") == len(last) - 1:  # the usual case: a list without lists in it
-        if _BEFORE.search(before[-9:]) or _AFTER.match(text[stop : stop + 9]):
+        if _BEFORE.search(before[-_NEAR:]) or _AFTER.match(text[stop : stop + _NEAR]):
             return ParseError(
                 "lists side by side, or one that is repeated; write out a single list"
             )

@@ -74,17 +74,16 @@ class _Comparison:
             return Grade(bool(gold and answer))
         if gold.isalpha() and answer.isalpha():
             return Grade(bool(_PRODUCT.fullmatch(gold)) and sorted(gold) == sorted(answer))
-        return self._measured(*_without_names(gold, answer), depth)
+        return self._measured(*_without_names(gold, answer, self.strict), depth)
 
     def _measured(self, gold: str, answer: str, depth: int) -> Grade:
         """Two units that differ tell numbers apart; a missing one does not."""
         (left, unit, factor), (right, other, times) = map(notation.split_unit, (gold, answer))
-        if unit and other and unit != other:
-            return Grade(False)
-        if unit and other and factor != times:
-            left = f"({left})*{factor}/({times})"
         if unit == other:
+            left = f"({left})*{factor}/({times})" if unit and factor != times else left
             return self._values(left, right, depth)
+        if unit and other:
+            return Grade(False)
         # What looks like a unit is a variable, if the other side has it too.
         verdict = Grade(False) if self.strict else self._values(left, right, depth)
         return verdict if verdict.equal else self._values(gold, answer, depth)
@@ -102,7 +101,7 @@ class _Comparison:
             return Grade(False)
         if self.cpu_s > CPU_S:
             return Grade(False, "undecided", "SymPy took too long for the whole answer")
-        verdict = symbolic_equal(gold, answer, self.places)
+        verdict = symbolic_equal(gold, answer, 12 if self.strict else self.places)
         self.cpu_s += verdict.cpu_s
         return verdict._replace(cpu_s=0.0)
 
@@ -137,7 +136,7 @@ class _Comparison:
         return verdict
 
 
-def _without_names(gold: str, answer: str) -> tuple[str, str]:
+def _without_names(gold: str, answer: str, always: bool) -> tuple[str, str]:
     """Removes `x =` from both, unless they are equations to compare: two names, or `x = 2` and `2 - x = 0`."""
     named = []
     for text in (gold, answer):
@@ -145,5 +144,5 @@ def _without_names(gold: str, answer: str) -> tuple[str, str]:
         single = found and found.name not in ("", "~") and found.signs == ("=",)
         named.append((found.name, found.sides[1]) if found and single else ("", text))
     (name, value), (other_name, other) = named
-    apart = name and other_name and name != other_name
-    return (gold, answer) if apart or re.search("[^<>!]=", value + other) else (value, other)
+    apart = (name and other_name and name != other_name) or re.search("[^<>!]=", value + other)
+    return (gold, answer) if apart and not always else (value, other)

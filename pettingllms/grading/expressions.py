@@ -19,12 +19,12 @@ FUNCTIONS |= {arc + n: f"a{n}" for n in re.findall(r"\w+", _TRIG) for arc in ("a
 FUNCTIONS |= {"ln": "log", "abs": "Abs", "min": "Min", "max": "Max", "Fraction": "Rational", "ceil": "ceiling", "binom": "binomial", "frac": "Rational"}  # fmt: skip
 CONSTANTS = {"pi": "pi", "infty": "oo", "oo": "oo", "infinity": "oo", "inf": "oo", "degree": "degree", "e": "E", "i": "I"}  # fmt: skip
 CONSTANTS |= {"R": "Reals", "Z": "Integers", "N": "Naturals", "Q": "Rationals", "C": "Complexes", "Reals": "Reals"}  # fmt: skip
-_GREEK = "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|upsilon|phi|chi|psi|omega|ell"
-_GREEK += "|Gamma|Delta|Theta|Lambda|Xi|Pi|Sigma|Phi|Psi|Omega|varepsilon|vartheta|varphi"
-_COUNTS = """0 zero 1 one 2 two 3 three 4 four 5 five 6 six 7 seven 8 eight 9 nine 10 ten 11 eleven 12 twelve 12 dozen 100 hundred
-1000 thousand 1000000 million 1000000000 billion 1000000000000 trillion 1/2 half 1/2 halve 1/3 third 1/4 quarter 1/4 fourth 1/5 fifth
-1/6 sixth 1/7 seventh 1/8 eighth 1/9 ninth 1/10 tenth 1/100 percent 1/100 hundredth 1/1000 thousandth"""
-NUMBER_WORDS = {word + s: n for n, word in re.findall(r"(\S+) (\w+)", _COUNTS) for s in ("", "s")}
+_GREEK = "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|upsilon|phi|chi|psi|omega|ell|Gamma|Delta|Theta|Lambda|Xi|Pi|Sigma|Phi|Psi|Omega|varepsilon|vartheta|varphi"
+_COUNTS = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen twenty"
+_FACTORS = """12 dozen 20 score 100 hundred 144 gross 1000 thousand 100000 lakh 1000000 million 10000000 crore 1000000000 billion 1000000000000 trillion 1/2 half 1/2 halve
+1/3 third 1/4 quarter 1/4 fourth 1/5 fifth 1/6 sixth 1/7 seventh 1/8 eighth 1/9 ninth 1/10 tenth 1/11 eleventh 1/12 twelfth 1/16 sixteenth 1/20 twentieth 1/100 percent 1/100 hundredth 1/1000 thousandth 1/1000000 millionth"""
+FACTOR_WORDS = {word + s: n for n, word in re.findall(r"(\S+) (\w+)", _FACTORS) for s in ("", "s")}
+NUMBER_WORDS = {word: str(n) for n, word in enumerate(_COUNTS.split())} | FACTOR_WORDS
 _NAMES = "|".join([_GREEK, *(name for name in CONSTANTS if len(name) > 1)])
 WORDS = {*FUNCTIONS, *NUMBER_WORDS, *_NAMES.split("|")}
 
@@ -104,7 +104,7 @@ class Expression:
                 value = value * self._signed()
             elif self._take("/", r"\div"):
                 value = value / self._signed()
-            elif kind in ("letter", "call", "word") or text in _CLOSING:
+            elif kind in ("letter", "call") or text in _CLOSING or text in FACTOR_WORDS:
                 value = value * self._power()
             else:
                 return value

@@ -17,38 +17,39 @@ from typing import Any, NamedTuple
 from pettingllms.grading.expressions import NUMBER_WORDS, WORDS, Expression, Unreadable
 
 MAX_CHARS = 2000  # longer texts are equal only if they are the same text
-_WRAPPED = re.compile(r"(?s)\*+([^*]*)\*+|\*\*(.*)\*\*|__(.*)__|'([^']*)'|\"([^\"]*)\"|`+([^`]*)`+|\$\$?([^$]*)\$\$?|\\\[(.*)\\\]|\\\((.*)\\\)|=+(.*)|\{([^{},:]+)\}|\\(?:boxed|fbox)\s*([0-9])|(.*[^.\\])(?:\.+|\\+)")  # fmt: skip
+_WRAPPED = re.compile(r"(?s)\*+([^*]*)\*+|\*\*(.*)\*\*|__(.*)__|'([^']*)'|\"([^\"]*)\"|`+([^`]*)`+|\$\$?([^$]*)\$\$?|\\\[(.*)\\\]|\\\((.*)\\\)|(?:=|≈|\\approx(?![a-zA-Z]))+(.*)|\{([^{},:]+)\}|\\(?:boxed|fbox)\s*([0-9])|<b>(.*)</b>|[“‘]([^”’]*)[”’]|(.*[^.\\])(?:\.|\\+)")  # fmt: skip
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ₀₁₂₃₄₅₆₇₈₉", "0123456789-+n0123456789")
 _UNICODE = re.compile("(?P<up>[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ]+)|(?P<down>[₀-₉]+)|[¼-¾⅐-⅞Α-Ωα-ω]")
 _SQUARE = re.compile(r"(?<=[0-9]) ?([kcdm]?m)(?=[²³])")
 _SIGNS = str.maketrans({
-        "×": "*", "·": "*", "⋅": "*", "∗": "*", "÷": "/", "⁄": "/", "∕": "/", "−": "-", "–": "-", "‑": "-", "√": r"\sqrt ", "∛": r"\sqrt[3]",
+        "×": "*", "·": "*", "⋅": "*", "∗": "*", "÷": "/", "⁄": "/", "∕": "/", "−": "-", "–": "-", "‑": "-", "√": r"\sqrt ", "∛": r"\sqrt[3]", "∜": r"\sqrt[4]", "⩽": r"\le ", "⩾": r"\ge ",
         "∞": r"\infty ", "°": r"\degree ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "∈": r"\in ", "∪": r"\cup ", "∩": r"\cap ",
         "∅": r"\emptyset ", "±": r"\pm ", "∓": r"\mp ", "⟨": "(", "⟩": ")", "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ",
-        "∨": " or ", "∧": " and ", "’": "'", "ℝ": r"\R ", "\u200b": "", "\ufeff": "",
+        "∨": r"\lor ", "∧": r"\land ", "∖": r"\setminus ", "’": "'", "ℝ": r"\R ", "\u200b": "", "\ufeff": "",
 })  # fmt: skip
+_BASES = NUMBER_WORDS | {"binary": "2", "octal": "8", "hex": "16", "hexadecimal": "16"}
 _SIMPLER = [(re.compile(pattern), replacement) for pattern, replacement in (
         # Blanks or points between groups of three digits; not the `1 100/3` of a mixed number.
-        (r"(?<![0-9.,])(?<![0-9.,]\s)[1-9][0-9]{0,2}(?:[ \u00a0\u2009\u202f][0-9]{3})++(?! ?[0-9/])", lambda found: re.sub(r"\s", "", found[0])),
-        (r"(?<![0-9.])[0-9]{1,3}(?:\.[0-9]{3}){2,}(?![0-9.])(?:,[0-9]+)?", lambda found: found[0].replace(".", "").replace(",", ".")),
-        (r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits|boxed|fbox)(?![a-zA-Z])\.?|\\!\s*", ""), (r"(?<=[0-9])\{\s*,\s*\}(?=[0-9])", ","),
-        (r"(?<=[0-9])(?:\\[,;: ]|[_'])(?=[0-9]{3}(?![0-9]))", ""), (r"(?<!\\)\\[,;: ]|\\q?quad(?![a-zA-Z])|~|\s+", " "), (r"\\[dtc](frac|binom)(?![a-zA-Z])", r"\\\1"),
+        (r"(?<![0-9.,])(?<![0-9.,]\s)[1-9][0-9]{0,2}(?:[ \u00a0\u2009\u202f~][0-9]{3})++(?! ?[0-9/])(?:,[0-9]+$)?", lambda found: re.sub(r"[\s~]", "", found[0]).replace(",", ".")),
+        (r"(?<![0-9.,])[1-9][0-9]{0,2}(?:\.[0-9]{3}){2,}(?![0-9.])(?:,[0-9]+)?|^-?[1-9][0-9]{0,2}\.[0-9]{3},[0-9]+$", lambda found: found[0].replace(".", "").replace(",", ".")),
+        (r"\\(?:left|right|[bB]igg?[lrm]?|(?:display|text|script)style|[lL]arge|LARGE|small|limits|boxed|fbox)(?![a-zA-Z])\.?|\\!\s*|\\(?:text)?color\{\w+\}|\\(?:begin|end)\{(?:equation|align|aligned|gather)\*?\}", ""), (r"(?<=[0-9])\{\s*,\s*\}(?=[0-9])", ","),
+        (r"(?<=[0-9])(?:\\[,;: ]|[_'])(?=[0-9]{3}(?![0-9]))", ""), (r"(?<!\\)\\[,;: ]|\\q?quad(?![a-zA-Z])|(?<!^)~|\s+", " "), (r"\\[dtc](frac|binom)(?![a-zA-Z])", r"\\\1"),
         (r"(\\(?:frac|binom)) *([0-9]) *(?=[0-9{\\])", r"\1{\2}"), (r"(\\(?:frac|binom) *\{[^{}]*\}) *([0-9])", r"\1{\2}"), (r"\\mathbb\s*\{?\s*([CNQRZ])\s*\}?", r"\\\1 "),
-        (r"\\(?:text(?:bf|it|rm|sf|normal)?|math(?:rm|bf|it|sf)|mbox|operatorname)\s*\{([^{}]*)\}", r" \1 "), (r"\\?%|(?<=[0-9}]) ?(?:percent(?:age)?|pct)(?![a-zA-Z])", r"\\percent "),
+        (r"\\(?:text(?:bf|it|rm|sf|normal)?|math(?:rm|bf|it|sf)|mbox|bbox|underline|ensuremath|operatorname)\s*\{([^{}]*)\}", r" \1 "), (r"\\?[%％]|(?<=[0-9}]) ?(?:per ?cent(?:age)?|pct)(?![a-zA-Z])", r"\\percent "),
         (r"\\[()\[\]]", ""), (r"\\(?:langle|l(?=floor|ceil)(\w+))(?![a-zA-Z])", r" \1("), (r"\\r(?:angle|floor|ceil)(?![a-zA-Z])", ")"), (r"\\[lr]?vert(?![a-zA-Z])", "|"), (r"\|((?! \()[^|]+)\|", r" Abs(\1)"),
         (r"\\lbrace(?![a-zA-Z])", r"\\{"), (r"\\rbrace(?![a-zA-Z])", r"\\}"), (r"(?<=[0-9]) ?degrees?(?![a-zA-Z])|\^ *\{? *\\circ(?![a-zA-Z]) *\}?", r"\\degree "),
         (r"\\?\blog(10|2)(?=\()", r"\\log_{\1}"), (r"\\lg(?![a-zA-Z])", r"\\log_{10}"), (r"\\(sin|cos|tan|cot|sec|csc)(h?) ?\^ ?\{? ?-1 ?\}?", r"\\arc\1\2 "),
-        (r"(?<=[0-9)]) (squared|cubed|factorial)\b", lambda found: {"s": "^2", "c": "^3", "f": "!"}[found[1][0]]), (r"\b(one|two|three|four|five|six|seven|eight|nine)-(?=[a-z])", r"\1 "),
-        (r"\\leq?(?:slant)?(?![a-zA-Z])|=<", "<="), (r"\\geq?(?:slant)?(?![a-zA-Z])|=>", ">="), (r"\\neq?(?![a-zA-Z])", " !="), (r"\\lt(?![a-zA-Z])", "<"), (r"\\gt(?![a-zA-Z])", ">"), (r"\\approx(?![a-zA-Z])", "~"), (r"[:=]=|\\in(?![a-zA-Z])", "="),
+        (r"(?<=[0-9)]) (squared|cubed|factorial)\b", lambda found: {"s": "^2", "c": "^3", "f": "!"}[found[1][0]]), (rf"\b({'|'.join(NUMBER_WORDS)})-(?=[a-z]{{3}})", r"\1 "),
+        (r"\\leq?(?:slant)?(?![a-zA-Z])|=<", "<="), (r"\\geq?(?:slant)?(?![a-zA-Z])|=>", ">="), (r"\\neq?(?![a-zA-Z])|\\not *=", " !="), (r"\\lt(?![a-zA-Z])", "<"), (r"\\gt(?![a-zA-Z])", ">"), (r"\\approx(?![a-zA-Z])", "~"), (r"[:=]=|\\in(?![a-zA-Z])", "="), (r"^\\?\{ *\w+ *(?:= *\\R *)?(?:\\mid(?![a-zA-Z])|:|\|)([^{}]*[<>=][^{}]*)\\?\}$", r"\1"), (r"\+ ?/ ?-", r"\\pm "), (r"^0(?=[1-9]:)", ""), (r"^(1[3-9]|2[0-3])(:[0-5][0-9])$", lambda found: f"{int(found[1]) - 12}{found[2]}pm"),
         # What SymPy and NumPy print; a matrix is a list of rows.
         (r"[(\[]?\s*\\begin\{([pbB]?matrix|smallmatrix|array)\}(?:\{[lcr| ]*\})?((?:(?!\\begin).)*?)(?:\\cr)?\s*\\end\{\1\}\s*[)\]]?", lambda found: f"[[{found[2].replace('&', ',')}]]".replace(r"\cr", "],[")),
-        (r"^(?:Matrix|ImmutableDenseMatrix|array|(FiniteSet|set))\((.*)\)$", lambda found: rf"\{{{found[2]}\}}" if found[1] else found[2]), (r"\\(?:emptyset|varnothing)(?![a-zA-Z])|^EmptySet$|^\{\}$", r"\\{\\}"),
+        (r"\b(?:math|np|numpy|sp|sympy|torch)\.(?=[a-zA-Z])", ""), (r"^(?:(?:Immutable)?(?:Dense)?Matrix|array|tensor|Tuple(?=\((.*)\)$)|frozenset|(FiniteSet|set))\((.*)\)$", lambda found: f"({found[1]})" if found[1] else rf"\{{{found[3]}\}}" if found[2] else found[3]), (r"\b(?:Integer|Float|Decimal|mpf|float\d+|int\d+)\('?([^()']*)'?\)", r"\1"), (r"(?<=[0-9.\]])\s+(?=[-0-9.\[][-0-9.e+\[\]\s]*\]$)", ","), (r"\\(?:emptyset|varnothing)(?![a-zA-Z])|^EmptySet$|^\{\}$", r"\\{\\}"),
         (r"Interval(?:\.(open|Lopen|Ropen))?\(((?:[^()]|\([^()]*\))*)\)", lambda found: f"{'(' if found[1] in ('open', 'Lopen') else '['}{found[2]}{')' if found[1] in ('open', 'Ropen') else ']'}"),
-        (r"^(?:Eq|(Ne))\(((?:[^(),]|\([^()]*\))*), (.*)\)$", lambda found: f"{found[2]} {'!' if found[1] else ''}= {found[3]}"), (r"\bnp\.\w+\(([^()]*)\)", r"\1"), (r"(?<=[{ ])([a-zA-Z]\w*) ?: (?=.*\}\]?$)", r"\1="),
+        (r"^(?:Eq|(Ne))\(((?:[^(),]|\([^()]*\))*), (.*)\)$", lambda found: f"{found[2]} {'!' if found[1] else ''}= {found[3]}"), (r"(?<=[{ ])([a-zA-Z]\w*) ?: (?=.*\}\]?$)", r"\1="), (r"^([\[\]])([^\[\](){}]*[,;][^\[\](){}]*)([\[\])])$", lambda found: f"{'[' if found[1] == '[' else '('}{found[2]}{')' if found[3] in '[)' else ']'}"), (r"\\frac *\{ *d([a-zA-Z]?) *\} *\{ *d([a-zA-Z]) *\}|(?<![\w\\])d([a-zA-Z]?) ?/ ?d([a-zA-Z])(?!\w)", r"d_{\1\3\2\4}"), (r"\b(?:minus|negative) (?=[0-9])", "-"), (r"(?<![0-9.])([0-9]*)\.([0-9]*)(?:\\(?:overline|bar|dot) *\{? *([0-9]+) *\}?|\(([0-9]+)\)|([0-9])\5\5+(?:\.{3}|…|\\[lc]?dots)$)", lambda found: f"((0{found[1]}{found[2]}+{found[found.lastindex]}/{'9' * len(found[found.lastindex])})/10^{len(found[2])})"),
         # A mixed number is a sum, the base is a part of the number, and of a time am and pm are.
         (r"(?<![\w.^)\]}])([0-9]+) *\\frac *\{ *([0-9]+) *\} *\{ *([0-9]+) *\}", r"(\1+\2/\3)"), (r"(?<![\w.^)\]}/])(?<![\w.)\]}/] )([0-9]+) ([0-9]+) ?/ ?([0-9]+)(?![0-9.])", r"(\1+\2/\3)"),
         (r"(?i)^0x([0-9a-f]+)$", lambda found: f"{found[1].upper()}_16"), (r"(?i)^0o([0-7]+)$", r"\1_8"), (r"(?i)^0b([01]+)$", r"\1_2"),
-        (r"^\(?([0-9][0-9A-Fa-f]*|[A-F]{2,})\)?(?: ?_ ?\{? ?| \(?(?:in )?base )([0-9]{1,2}|[a-z]+)\b[ })]*$", lambda found: f"{found[1].upper()}_{NUMBER_WORDS.get(found[2], found[2])}"),
+        (r"^\(?([0-9][0-9A-Fa-f]*|[A-Fa-f]{2,}(?=.*(?:16|hex))|[A-F]{2,})\)?(?: ?_[ {(]*(?:base )?| \(?(?:in )?(?:base |(?=binary|octal|hex)))([0-9]{1,2}|[a-z]+)\b[ })]*$", lambda found: f"{found[1].upper()}_{_BASES.get(found[2], found[2])}"),
         (r"_10$", ""), (r"(?i)\b([0-9]{1,2})(:[0-9]{2})? ?([ap])\.? ?m\b\.?", lambda found: f"{found[1]}{found[2] or ':00'}{found[3].lower()}m"),
 )]  # fmt: skip
 _GROUPED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})++(?!,?[0-9])")
@@ -108,7 +109,7 @@ def plain(text: str) -> str:
         text = pattern.sub(replacement, text)
     if ", " in text or not re.search(r"[(\[]|\\\{", text):
         text = _GROUPED.sub(lambda found: found[0].replace(",", ""), text)
-    return _CHOICE.sub(r"\1", text.strip().rstrip(".").strip())
+    return _CHOICE.sub(r"\1", text.strip().removesuffix(".").strip())
 
 
 def squashed(text: str) -> str:
@@ -156,7 +157,7 @@ read_number = _or_none(Expression)
 # Dimension and power, factor, and names of units.
 _TABLE = """
 m 1: 1 m meter metre, 1000 km kilometer kilometre, 1/100 cm centimeter centimetre, 1/1000 mm millimeter, 127/5000 in inch inches, 381/1250 ft foot feet, 1143/1250 yd yard, 201168/125 mi mile
-m 3: 1/1000 L liter litre, 1/1000000 mL ml milliliter, 1/10000 dL
+m 3: 1/1000 L l liter litre, 1/1000000 mL ml cc milliliter, 1/10000 dL
 s 1: 1 s sec second, 1/1000 ms millisecond, 60 min minute, 3600 h hr hour, 86400 day, 604800 week
 g 1: 1 g gram, 1000 kg kilogram, 1/1000 mg milligram, 1000000 tonne, 45359237/100000 lb pound, 45359237/1600000 oz ounce
 month 1: 1 month, 12 yr year; usd 1: 1 $ dollar usd, 1/100 ¢ cent; eur 1: 1 € euro; deg 1: 1 degree deg, 180/pi rad radian; £ 1: 1 £; ¥ 1: 1 ¥; N 1: 1 N newton; J 1: 1 J joule; W 1: 1 W watt; Hz 1: 1 Hz hertz
@@ -199,7 +200,8 @@ def split_unit(text: str) -> tuple[str, str, str]:
 
 def _known(word: str, spaced: bool) -> tuple[str, int, str] | None:
     """A unit's kind, power and factor. A letter or two right beside a number is a variable."""
-    names = [word, lower := word.lower(), lower.removesuffix("s"), lower.removesuffix("es")]
+    lower = word.lower() if len(word) > 2 or word in ("KM", "CM", "KG", "ML") else word
+    names = [word, lower, lower.removesuffix("s"), lower.removesuffix("es")]
     for name in filter(_UNITS.__contains__, names):
         return _UNITS[name] if spaced or len(name) > 2 or not name.isalpha() else None
     # A word has a vowel, and letters in the order of the alphabet are a product.
@@ -215,7 +217,7 @@ class Items(NamedTuple):
     items: tuple[str, ...]
 
 
-AND = r",? *(?:(?<=[ )}\]])(?:and|or)(?=[ (\\{\[])|\\(?:land|lor|wedge|vee)(?![a-zA-Z]))|,|(?<=\)) *[|&] *(?=\()"
+AND = r",? *(?:(?<=[ )}\]])(?:and|or)(?=[ (\\{\[])|\\(?:land|lor|wedge|vee)(?![a-zA-Z])(?=.*[<>=]))|,|(?<=\)) *[|&] *(?=\()"
 _CONDITION = re.compile(r"(?=.*(?:[<>]|!=)).*(?:\b(?:and|or)\b|\\(?:land|lor|wedge|vee)(?![a-zA-Z])|[|&])")  # fmt: skip
 
 
@@ -237,6 +239,9 @@ def split_list(inner: str) -> Items | None:
         kind = line or "x".join(map(str, size))
         return Items(kind, tuple(cell for row in cells for cell in row)) if len(size) == 2 else None
     items = tuple(_items(inner)) if inner.strip() else ()
+    names = {named[1] for item in items if (named := re.fullmatch(r"(\w+) ?=[^=<>]+", item))}
+    if brackets in ("", "()", "{}") and len(names) == len(items) > 1:
+        return Items("row", tuple(sorted(items)))  # a value for each name, in their order
     # Brackets around one value only group it.
     if (len(items) < 2 and brackets in ("", "()")) or (len(items) > 1 and not all(items)):
         return None
@@ -270,6 +275,8 @@ def split_relation(text: str) -> Relation | None:
     sides, signs = ([], []) if _CONDITION.match(text) else cut(text, r"(?<= )!=|[<>]=|[<>=~]")
     if not all(sides) or len({*sides}) < 2:  # `x = x` says nothing
         return None
+    if signs == ["="] and not _NAME.fullmatch(sides[0]):
+        sides.sort(key=lambda side: not _NAME.fullmatch(side))  # `5 = x` names x
     named = _NAME.fullmatch(sides[0])
     name = squashed(sides[0]) if named else "~" if _NAMES.fullmatch(sides[0]) else ""
     return Relation(name, tuple(signs), tuple(sides))

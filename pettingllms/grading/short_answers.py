@@ -43,13 +43,10 @@ def f1(answer: str, accepted: Iterable[str]) -> float:
 def contains(text: str, accepted: Iterable[str]) -> bool:
     """Returns whether a text contains the words of an accepted answer, in their order."""
     # Punctuation joins the parts of some words (U.S.A.) and parts others (a tag from its text).
-    pairs = [(form(text), form(other)) for other in accepted for form in (normal, _apart)]
+    forms = (normal, lambda words: normal(_SIGNS.sub(" ", words)))
+    pairs = [(form(text), form(other)) for other in accepted for form in forms]
     # An answer in which nothing counts would be a part of every text.
     return any(f" {wanted} " in f" {said} " for said, wanted in pairs if wanted)
-
-
-def _apart(text: str) -> str:
-    return normal(_SIGNS.sub(" ", text))
 
 
 def telling(accepted: Iterable[str]) -> tuple[str, ...]:

@@ -26,9 +26,10 @@ from pettingllms.grading.expressions import Expression, Unreadable
 from pettingllms.grading.notation import Relation, cut, plain, split_list, split_relation
 from pettingllms.grading.symbolic import CPU_S, MEMORY_BYTES
 
-_BOTH = {"and", "And", "&", r"\land", r"\wedge", r"\cap"}
-_UNION = r"\\(?:big)?(?:cup|cap)(?![a-zA-Z])|(?<=[)\]}]) *U *(?=[(\[{\\])"
-_SET = re.compile(rf"{_UNION}|[<>]|\\R(?![a-zA-Z])|!=|^(?:Union|Interval|Or|And|Ne|FiniteSet|Reals)")  # fmt: skip
+_JOINS = dict.fromkeys(["and", "And", "&", r"\land", r"\wedge", r"\cap"], sympy.Intersection)
+_JOINS |= dict.fromkeys([r"\setminus", "Complement"], lambda one, other: one - other)
+_UNION = r"\\(?:(?:big)?(?:cup|cap)|setminus)(?![a-zA-Z])|(?<=[)\]}]) *U *(?=[(\[{\\])"
+_SET = re.compile(rf"{_UNION}|[<>]|\\R(?![a-zA-Z])|!=|^(?:Union|Interval|Complement|Or|And|Ne|FiniteSet|Reals)")  # fmt: skip
 
 
 def main() -> None:
@@ -82,7 +83,7 @@ def same(gold: str, answer: str, places: int) -> bool:
         signs = (1, 1) if turn < 3 else (-1, -1) if turn == 3 else (1, -1)
         point = {n: chosen.choice(signs) * Rational(chosen.randint(100, 9000), 2003) for n in names}
         two = gold_value.subs(point), value.subs(point)
-        if (found := near(*two, -1 if decimal else None, turn > 2)) is False:
+        if (found := near(*two, min(-places, -6) if decimal else None, turn > 2)) is False:
             return False
         agreed += found is True
     return agreed > 2
@@ -97,9 +98,9 @@ def near(gold: Any, answer: Any, places: int | None, real: bool = False) -> bool
     if not valued or (real and not (one.is_real or other.is_real)):
         return None
     largest = max(abs(one), abs(other))
-    allowed = largest / 10**20 + Rational(1, 10**60)
+    allowed = largest / 10**30 + Rational(1, 10**60)
     if places is not None:
-        allowed = largest / 10**6 if places < 0 else min(1, largest) * Rational(10) ** -places
+        allowed = largest / 10**-places if places < 0 else min(1, largest) * Rational(10) ** -places
     return bool(abs(sympy.N(gold - answer, 40)) <= allowed)
 
 
@@ -160,13 +161,13 @@ def as_set(text: str, names: set[Any]) -> Any:
     text = plain(text)
     if notation.encloses(text) and split_relation(text[1:-1]):
         text = text[1:-1]
-    joined = re.fullmatch(r"(Union|Or|And)\((.*)\)", text)
+    joined = re.fullmatch(r"(Union|Or|And|Complement)\((.*)\)", text)
     pieces, marks = cut(joined[2] if joined else text, rf"{notation.AND}|{_UNION}")
     marks = [joined[1]] if joined else marks
     found, relation = split_list(text), split_relation(text)
     if found is None and any(marks):
-        parts = [as_set(piece, names) for piece in pieces]
-        return sympy.Intersection(*parts) if _BOTH & {*marks} else sympy.Union(*parts)
+        (join,) = {_JOINS.get(mark, sympy.Union) for mark in marks if mark}
+        return join(*(as_set(piece, names) for piece in pieces))
     texts = found.items if found else () if relation else (text,)
     items = [value(plain(item)) for item in texts]
     if found and found.brackets in ("()", "(]", "[)", "[]") and len(items) == 2:
@@ -175,6 +176,8 @@ def as_set(text: str, names: set[Any]) -> Any:
         return items[0] if isinstance(items[0], sympy.Set) else sympy.FiniteSet(*items)
     conditions = []
     for kind, side in links(relation):
+        if not side.free_symbols:
+            raise Unreadable  # `0 < 1` is about nothing
         names |= side.free_symbols
         real = side.subs(dict.fromkeys(names, sympy.Dummy(real=True)))
         conditions.append(sympy.Rel(real, 0, "==" if kind == "=" else kind).as_set())
