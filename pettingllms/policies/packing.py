@@ -14,7 +14,7 @@ the other, `_P` different pairs of a text and the token after it, `_X` hidden si
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import NamedTuple
@@ -25,8 +25,12 @@ from transformers import PreTrainedModel
 
 from pettingllms.errors import GroupError
 from pettingllms.models.head import token_logprobs
-from pettingllms.models.shared_prompts import PackedLayout, hidden_states
+from pettingllms.models.shared_prompts import PackedLayout, Reply, hidden_states
 from pettingllms.types import Sample
+
+_Ids = tuple[int, ...]
+_Text = tuple[_Ids, _Ids]
+"""A prompt and a completion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,38 +88,108 @@ def microbatches(
 
 
 def _packed_parts(samples: Sequence[Sample], limit: int) -> list[list[int]]:
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for index, sample in enumerate(samples):
-        groups.setdefault(sample.prompt_ids, []).append(index)
+    earlier = earlier_turns(samples)
     parts: list[list[int]] = [[]]
     used = 0
-    # Similar prompts go together, because attention pads them.
-    for prompt, members in sorted(groups.items(), key=lambda item: len(item[0])):
-        # Completions that begin alike stand side by side.
-        members.sort(key=lambda index: samples[index].token_ids)
-        completions = [samples[index] for index in members]
-        costs = list(map(_packed_cost, [None, *completions[:-1]], completions))
-        if used and used + len(prompt) + sum(costs) > limit:
+    here = _Open(samples, earlier)
+    for indices in _conversations(samples, earlier):
+        whole = _Open(samples, earlier)
+        if used and used + sum(map(whole.add, indices)) > limit:
             parts.append([])
-            used = 0
-        for index, cost in zip(members, costs, strict=True):
-            opened = bool(parts[-1]) and samples[parts[-1][-1]].prompt_ids == prompt
-            if used and used + cost > limit:
+            here, used = _Open(samples, earlier), 0
+        for index in indices:
+            if used and used + here.cost(index) > limit:
                 parts.append([])
-                used, opened = 0, False
-            used += cost if opened else _packed_cost(None, samples[index]) + len(prompt)
+                here, used = _Open(samples, earlier), 0
+            used += here.add(index)
             parts[-1].append(index)
     return [indices for indices in parts if indices]
 
 
-def _packed_cost(before: Sample | None, sample: Sample) -> int:
-    """Positions that a completion adds to a packed list behind another of its prompt, in memory.
+def _conversations(samples: Sequence[Sample], earlier: Mapping[_Ids, _Text | None]) -> list[list[int]]:
+    """Positions of the samples of each conversation: a prompt alone, or all that continue each other.
 
-    Attention keeps its prompt's keys and values once for each completion. What a layer keeps of one
-    position in all is about eight times as much.
+    Completions that begin alike stand side by side, and so do the turns of an episode.
     """
-    prompt, completion = len(sample.prompt_ids), len(sample.token_ids)
-    return completion - _begun(before, sample) + (prompt + completion) // 8
+    groups: dict[_Ids, list[int]] = {}
+    for index, sample in enumerate(samples):
+        groups.setdefault(sample.prompt_ids, []).append(index)
+    conversations: dict[_Ids, list[_Ids]] = {}
+    for prompt in groups:
+        first = prompt
+        while (turn := earlier[first]) is not None:
+            first = turn[0]
+        conversations.setdefault(first, []).append(prompt)
+    return [
+        [
+            index
+            # In the order of their tokens a prompt stands before those that continue it.
+            for prompt in sorted(prompts)
+            for index in sorted(groups[prompt], key=lambda index: samples[index].token_ids)
+        ]
+        # Similar prompts go together, because attention pads them.
+        for prompts in sorted(conversations.values(), key=lambda prompts: max(map(len, prompts)))
+    ]
+
+
+def earlier_turns(samples: Sequence[Sample]) -> dict[_Ids, _Text | None]:
+    """The prompt and the completion that each prompt begins with: the latest turn that it continues, if any.
+
+    Token by token: nothing is assumed about chat templates, many of which change what was said.
+    """
+    completions: dict[_Ids, list[_Ids]] = {}
+    for sample in samples:
+        completions.setdefault(sample.prompt_ids, []).append(sample.token_ids)
+    earlier: dict[_Ids, _Text | None] = {}
+    beginnings: list[_Ids] = []
+    """The prompts that the current one begins with, which stand before it in this order."""
+    for prompt in sorted(completions):
+        while beginnings and prompt[: len(beginnings[-1])] != beginnings[-1]:
+            beginnings.pop()
+        turns = (
+            (begin, completion)
+            for begin in reversed(beginnings)
+            for completion in completions[begin]
+            if prompt[len(begin) : len(begin) + len(completion)] == completion
+        )
+        earlier[prompt] = next(turns, None)
+        beginnings.append(prompt)
+    return earlier
+
+
+class _Open:
+    """What a micro-batch holds so far, and what a sample adds to it: positions in memory.
+
+    Attention keeps a prompt's keys and values once for each completion that does not go on. What a
+    layer keeps of one position in all is about eight times as much.
+    """
+
+    def __init__(self, samples: Sequence[Sample], earlier: Mapping[_Ids, _Text | None]) -> None:
+        self._samples, self._earlier = samples, earlier
+        self._continued = {turn for turn in earlier.values() if turn is not None}
+        self._texts: set[_Text] = set()
+        self._last: Sample | None = None
+
+    def cost(self, index: int) -> int:
+        """Positions that the sample would add."""
+        sample = self._samples[index]
+        text = sample.prompt_ids, sample.token_ids
+        completion, prompt = len(sample.token_ids), len(sample.prompt_ids)
+        cost = completion - _begun(self._last, sample)
+        if not self._continued or text not in self._continued:
+            cost += (prompt + completion) // 8
+        if self._last is None or self._last.prompt_ids != sample.prompt_ids:
+            turn = self._earlier[sample.prompt_ids]
+            cost += prompt - (sum(map(len, turn)) - 1 if turn in self._texts else 0)
+        return cost
+
+    def add(self, index: int) -> int:
+        """Adds the sample; returns its cost."""
+        cost, sample = self.cost(index), self._samples[index]
+        if self._continued:
+            self._texts.add((sample.prompt_ids, sample.token_ids))
+        self._last = sample
+        return cost
 
 
 def _begun(before: Sample | None, sample: Sample) -> int:
@@ -236,40 +310,81 @@ class Packed:
     """The flat list of a packed micro-batch.
 
     Args:
-        samples: completions of the same prompt side by side, and among them those that begin alike.
+        samples: completions of the same prompt side by side, and a prompt before those that continue it.
     """
 
     def __init__(self, samples: Sequence[Sample]) -> None:
         self.ids: list[int] = []
         self.positions: list[int] = []
         """Of each token in its own text."""
-        self.prompts: list[range] = []
-        """Where each prompt stands."""
-        self.completions: list[list[list[int]]] = []
-        """For each prompt the places of the tokens of its completions, without the last of each."""
+        self.prompts: list[list[int]] = []
+        """The places of each prompt's tokens; those that others continue are their beginnings."""
+        self.completions: list[list[Reply]] = []
+        """Those of each prompt and of its beginnings, without the last token of each and without those
+        that a prompt goes on from."""
         self.predicting: list[int] = []
         """The place before each completion token, one completion after the other."""
-        before: Sample | None = None
-        places: list[int] = []
+        self._next: dict[tuple[int, int], int] = {}
+        """The place of a token behind a place."""
+        earlier = earlier_turns(samples)
+        places: dict[_Ids, list[int]] = {}
+        replies: dict[_Ids, list[list[int]]] = {}
         for sample in samples:
-            if before is None or before.prompt_ids != sample.prompt_ids:
-                self.prompts.append(self._add(sample.prompt_ids, 0))
-                self.completions.append([])
-            begun, length = _begun(before, sample), len(sample.prompt_ids)
-            places = [
-                *places[:begun],
-                *self._add(sample.token_ids[begun:-1], length + begun),
-            ]
-            self.completions[-1].append(places)
+            prompt = sample.prompt_ids
+            if prompt not in places:
+                places[prompt] = self._prompt(prompt, places[turn[0]] if (turn := earlier[prompt]) else [])
+                replies[prompt] = []
+            last = places[prompt][-1]
+            replies[prompt].append(self._behind(last, sample.token_ids[:-1]))
             # The prompt's last token predicts the first one of every completion.
-            self.predicting += [self.prompts[-1][-1], *places]
-            before = sample
+            self.predicting += [last, *replies[prompt][-1]]
+        self._arrange(earlier, places, replies)
 
-    def _add(self, tokens: Sequence[int], position: int) -> range:
+    def _arrange(
+        self,
+        earlier: Mapping[_Ids, _Text | None],
+        places: Mapping[_Ids, list[int]],
+        replies: Mapping[_Ids, list[list[int]]],
+    ) -> None:
+        """Finds the prompts that no other continues, and hangs the completions from them."""
+        later: dict[_Ids, list[_Ids]] = {prompt: [] for prompt in places}
+        for prompt in places:
+            if (turn := earlier[prompt]) is not None:
+                later[turn[0]].append(prompt)
+        rows: dict[_Ids, int] = {}
+        for prompt in (prompt for prompt in places if not later[prompt]):
+            self.prompts.append(places[prompt])
+            self.completions.append([])
+            # A beginning of several prompts is that of the first one.
+            while prompt not in rows:
+                rows[prompt] = len(self.prompts) - 1
+                prompt = turn[0] if (turn := earlier[prompt]) else prompt
+        for prompt, all_ in replies.items():
+            start = len(prompt)
+            for reply in all_:
+                within = (places[next_][start : start + len(reply)] for next_ in later[prompt])
+                if reply not in within:
+                    self.completions[rows[prompt]].append(Reply(reply, start))
+
+    def _prompt(self, tokens: Sequence[int], begun: list[int]) -> list[int]:
+        """The places of a prompt, of which the beginning may stand there already."""
+        if begun:
+            return begun + self._behind(begun[-1], tokens[len(begun) :])
         start = len(self.ids)
         self.ids += tokens
-        self.positions += range(position, position + len(tokens))
-        return range(start, len(self.ids))
+        self.positions += range(len(tokens))
+        return [*range(start, len(self.ids))]
+
+    def _behind(self, place: int, tokens: Sequence[int]) -> list[int]:
+        """The places of tokens behind a place, of which those that stand there already are used again."""
+        places = []
+        for token in tokens:
+            following = self._next.setdefault((place, token), len(self.ids))
+            if following == len(self.ids):
+                self.ids.append(token)
+                self.positions.append(self.positions[place] + 1)
+            places.append(place := following)
+        return places
 
 
 def _packed_predictions(model: PreTrainedModel, batch: Batch) -> Predictions:
