@@ -65,6 +65,20 @@ class Conversation(str):
         made.messages, made.tools = messages, tools
         return made
 
+    def continues(self, earlier: str) -> bool:
+        """Returns whether it begins with the messages of another observation and a reply to them."""
+        before = (
+            list(earlier.messages)
+            if isinstance(earlier, Conversation)
+            else [{"role": "user", "content": earlier}]
+        )
+        later = self.messages[len(before) :]
+        return (
+            bool(later)
+            and later[0]["role"] == "assistant"
+            and list(self.messages[: len(before)]) == before
+        )
+
     def __str__(self) -> str:
         # `str(text)` would forget the messages.
         return self

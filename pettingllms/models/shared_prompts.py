@@ -237,9 +237,7 @@ class _Part:
             mine = [replies[index][0] for index in group]
             before = [replies[index][1][: replies[index][0].behind] for index in group]
             longest = max(len(reply.places) for reply in mine)
-            both = [
-                [*prompt, *reply.places] for prompt, reply in zip(before, mine, strict=True)
-            ]
+            both = [[*prompt, *reply.places] for prompt, reply in zip(before, mine, strict=True)]
             whole = max(map(len, both))
             # A causal square of prompt and completion costs half of its scores and needs no mask.
             if whole * whole / 2 < longest * (width + longest):

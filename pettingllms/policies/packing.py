@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -29,7 +30,7 @@ from pettingllms.models.shared_prompts import PackedLayout, Reply, hidden_states
 from pettingllms.types import Sample
 
 _Ids = tuple[int, ...]
-_Text = tuple[_Ids, _Ids]
+_Turn = tuple[_Ids, _Ids]
 """A prompt and a completion."""
 
 
@@ -52,6 +53,8 @@ class Batch:
     """Of each token; 0 where `mask_BT` is False."""
     counts_B: torch.Tensor
     """How many identical completions each one stands for, float32."""
+    earlier: Mapping[_Ids, _Turn]
+    """The turn that a prompt continues (`earlier_turns`), of any micro-batch."""
 
 
 def microbatches(
@@ -79,37 +82,38 @@ def microbatches(
     for number, sample in enumerate(samples):
         if not sample.prompt_ids or not sample.token_ids:
             raise GroupError(f"sample {number} has no prompt or no completion tokens")
+    earlier = earlier_turns(samples) if packed else {}
     parts = (
-        _packed_parts(samples, tokens_per_batch)
+        _packed_parts(samples, earlier, tokens_per_batch)
         if packed
         else _flat_parts(samples, tokens_per_batch)
     )
-    return [_batch(samples, indices, packed, device) for indices in parts]
+    return [_batch(samples, indices, earlier, packed, device) for indices in parts]
 
 
-def _packed_parts(samples: Sequence[Sample], limit: int) -> list[list[int]]:
-    earlier = earlier_turns(samples)
+def _packed_parts(
+    samples: Sequence[Sample], earlier: Mapping[_Ids, _Turn], limit: int
+) -> list[list[int]]:
     parts: list[list[int]] = [[]]
-    used = 0
-    here = _Open(samples, earlier)
+    used, here = 0, _Contents(earlier)
     for indices in _conversations(samples, earlier):
-        whole = _Open(samples, earlier)
-        if used and used + sum(map(whole.add, indices)) > limit:
-            parts.append([])
-            here, used = _Open(samples, earlier), 0
+        alone = _Contents(earlier)
+        opened = used and used + sum(alone.add(samples[index]) for index in indices) > limit
         for index in indices:
-            if used and used + here.cost(index) > limit:
+            cost = here.cost(samples[index])
+            # The turns that a long conversation went through cost nothing beside it.
+            if opened or (used and cost and used + cost > limit):
                 parts.append([])
-                here, used = _Open(samples, earlier), 0
-            used += here.add(index)
+                used, here, opened = 0, _Contents(earlier), False
+            used += here.add(samples[index])
             parts[-1].append(index)
     return [indices for indices in parts if indices]
 
 
-def _conversations(samples: Sequence[Sample], earlier: Mapping[_Ids, _Text | None]) -> list[list[int]]:
-    """Positions of the samples of each conversation: a prompt alone, or all that continue each other.
+def _conversations(samples: Sequence[Sample], earlier: Mapping[_Ids, _Turn]) -> list[list[int]]:
+    """Positions of the samples of each conversation: one prompt, or all that continue each other.
 
-    Completions that begin alike stand side by side, and so do the turns of an episode.
+    Completions that begin alike stand side by side, and prompts behind those that continue them.
     """
     groups: dict[_Ids, list[int]] = {}
     for index, sample in enumerate(samples):
@@ -117,14 +121,13 @@ def _conversations(samples: Sequence[Sample], earlier: Mapping[_Ids, _Text | Non
     conversations: dict[_Ids, list[_Ids]] = {}
     for prompt in groups:
         first = prompt
-        while (turn := earlier[first]) is not None:
-            first = turn[0]
+        while first in earlier:
+            first, _ = earlier[first]
         conversations.setdefault(first, []).append(prompt)
     return [
         [
             index
-            # In the order of their tokens a prompt stands before those that continue it.
-            for prompt in sorted(prompts)
+            for prompt in sorted(prompts, reverse=True)
             for index in sorted(groups[prompt], key=lambda index: samples[index].token_ids)
         ]
         # Similar prompts go together, because attention pads them.
@@ -132,62 +135,76 @@ def _conversations(samples: Sequence[Sample], earlier: Mapping[_Ids, _Text | Non
     ]
 
 
-def earlier_turns(samples: Sequence[Sample]) -> dict[_Ids, _Text | None]:
-    """The prompt and the completion that each prompt begins with: the latest turn that it continues, if any.
+def earlier_turns(samples: Sequence[Sample]) -> dict[_Ids, _Turn]:
+    """The latest turn that a prompt begins with: a shorter prompt and a completion of it.
 
-    Token by token: nothing is assumed about chat templates, many of which change what was said.
+    Compared token by token: chat templates may write a reply in another way than it was sampled.
     """
     completions: dict[_Ids, list[_Ids]] = {}
     for sample in samples:
         completions.setdefault(sample.prompt_ids, []).append(sample.token_ids)
-    earlier: dict[_Ids, _Text | None] = {}
+    earlier: dict[_Ids, _Turn] = {}
     beginnings: list[_Ids] = []
     """The prompts that the current one begins with, which stand before it in this order."""
     for prompt in sorted(completions):
         while beginnings and prompt[: len(beginnings[-1])] != beginnings[-1]:
             beginnings.pop()
-        turns = (
-            (begin, completion)
-            for begin in reversed(beginnings)
-            for completion in completions[begin]
-            if prompt[len(begin) : len(begin) + len(completion)] == completion
-        )
-        earlier[prompt] = next(turns, None)
+        for begin in reversed(beginnings):
+            rest = prompt[len(begin) :]
+            turns = [(begin, ids) for ids in completions[begin] if rest[: len(ids)] == ids]
+            if turns:
+                earlier[prompt] = turns[0]
+                break
         beginnings.append(prompt)
     return earlier
 
 
-class _Open:
-    """What a micro-batch holds so far, and what a sample adds to it: positions in memory.
+class _Contents:
+    """What a micro-batch holds, and what another sample adds to it: positions in memory.
 
-    Attention keeps a prompt's keys and values once for each completion that does not go on. What a
-    layer keeps of one position in all is about eight times as much.
+    Attention keeps a prompt's keys and values once for each completion that no prompt continues. What
+    a layer keeps of one position in all is about eight times as much.
     """
 
-    def __init__(self, samples: Sequence[Sample], earlier: Mapping[_Ids, _Text | None]) -> None:
-        self._samples, self._earlier = samples, earlier
-        self._continued = {turn for turn in earlier.values() if turn is not None}
-        self._texts: set[_Text] = set()
+    def __init__(self, earlier: Mapping[_Ids, _Turn]) -> None:
+        self._earlier = earlier
+        self._prompts: set[_Ids] = set()
+        """With those that they continue."""
+        self._turns: set[_Turn] = set()
+        """Those that the prompts continue."""
         self._last: Sample | None = None
 
-    def cost(self, index: int) -> int:
+    def cost(self, sample: Sample) -> int:
         """Positions that the sample would add."""
-        sample = self._samples[index]
-        text = sample.prompt_ids, sample.token_ids
-        completion, prompt = len(sample.token_ids), len(sample.prompt_ids)
-        cost = completion - _begun(self._last, sample)
-        if not self._continued or text not in self._continued:
-            cost += (prompt + completion) // 8
+        prompt, completion = len(sample.prompt_ids), len(sample.token_ids)
+        if self._turns and (sample.prompt_ids, sample.token_ids) in self._turns:
+            return 0
+        cost = completion - _begun(self._last, sample) + (prompt + completion) // 8
         if self._last is None or self._last.prompt_ids != sample.prompt_ids:
-            turn = self._earlier[sample.prompt_ids]
-            cost += prompt - (sum(map(len, turn)) - 1 if turn in self._texts else 0)
+            cost += prompt - self._shared(sample.prompt_ids)
         return cost
 
-    def add(self, index: int) -> int:
-        """Adds the sample; returns its cost."""
-        cost, sample = self.cost(index), self._samples[index]
-        if self._continued:
-            self._texts.add((sample.prompt_ids, sample.token_ids))
+    def _shared(self, prompt: _Ids) -> int:
+        """How many tokens of a prompt are there already."""
+        turn: _Turn | None = None
+        while prompt not in self._prompts:
+            turn = self._earlier.get(prompt)
+            if turn is None:
+                return 0
+            if turn in self._turns:
+                return len(turn[0]) + len(turn[1])
+            prompt = turn[0]
+        return len(prompt)
+
+    def add(self, sample: Sample) -> int:
+        """Adds a sample; returns its cost."""
+        cost, prompt = self.cost(sample), sample.prompt_ids
+        if self._last is None or self._last.prompt_ids != prompt:
+            self._prompts.add(prompt)
+            while prompt in self._earlier:
+                self._turns.add(self._earlier[prompt])
+                prompt, _ = self._earlier[prompt]
+                self._prompts.add(prompt)
         self._last = sample
         return cost
 
@@ -220,11 +237,15 @@ def _flat_parts(samples: Sequence[Sample], limit: int) -> list[list[int]]:
 
 
 def _batch(
-    samples: Sequence[Sample], indices: Sequence[int], packed: bool, device: torch.device | str
+    samples: Sequence[Sample],
+    indices: Sequence[int],
+    earlier: Mapping[_Ids, _Turn],
+    packed: bool,
+    device: torch.device | str,
 ) -> Batch:
     chosen = tuple(samples[index] for index in indices)
     if packed:
-        tokens = len(Packed(chosen).ids)
+        tokens = len(Packed(chosen, earlier).ids)
     else:
         left, right = _flat_widths(chosen)
         tokens = len(chosen) * (left + right)
@@ -238,6 +259,7 @@ def _batch(
         old_logprobs_BT=_rows([torch.tensor(sample.logprobs) for sample in chosen], device),
         advantages_BT=_rows([_by_token(sample) for sample in chosen], device),
         counts_B=torch.tensor([float(sample.count) for sample in chosen], device=device),
+        earlier=earlier,
     )
 
 
@@ -310,70 +332,77 @@ class Packed:
     """The flat list of a packed micro-batch.
 
     Args:
-        samples: completions of the same prompt side by side, and a prompt before those that continue it.
+        samples: completions of the same prompt that begin alike stand side by side.
+        earlier: the turns that prompts continue.
     """
 
-    def __init__(self, samples: Sequence[Sample]) -> None:
+    def __init__(
+        self, samples: Sequence[Sample], earlier: Mapping[_Ids, _Turn] = MappingProxyType({})
+    ) -> None:
         self.ids: list[int] = []
         self.positions: list[int] = []
         """Of each token in its own text."""
         self.prompts: list[list[int]] = []
-        """The places of each prompt's tokens; those that others continue are their beginnings."""
+        """The places of each prompt's tokens. One that others continue is the beginning of those."""
         self.completions: list[list[Reply]] = []
-        """Those of each prompt and of its beginnings, without the last token of each and without those
-        that a prompt goes on from."""
+        """For each prompt those that follow it or its beginnings, without the last token of each. One
+        that a prompt continues is in that prompt."""
         self.predicting: list[int] = []
         """The place before each completion token, one completion after the other."""
         self._next: dict[tuple[int, int], int] = {}
-        """The place of a token behind a place."""
-        earlier = earlier_turns(samples)
-        places: dict[_Ids, list[int]] = {}
+        """Place and following token -> the place of that token."""
+        self._earlier = earlier
+        self._places: dict[_Ids, list[int]] = {}
         replies: dict[_Ids, list[list[int]]] = {}
         for sample in samples:
-            prompt = sample.prompt_ids
-            if prompt not in places:
-                places[prompt] = self._prompt(prompt, places[turn[0]] if (turn := earlier[prompt]) else [])
-                replies[prompt] = []
-            last = places[prompt][-1]
-            replies[prompt].append(self._behind(last, sample.token_ids[:-1]))
+            last = self._prompt(sample.prompt_ids)[-1]
+            reply = self._behind(last, sample.token_ids[:-1])
+            replies.setdefault(sample.prompt_ids, []).append(reply)
             # The prompt's last token predicts the first one of every completion.
-            self.predicting += [last, *replies[prompt][-1]]
-        self._arrange(earlier, places, replies)
+            self.predicting += [last, *reply]
+        self._hang(replies)
 
-    def _arrange(
-        self,
-        earlier: Mapping[_Ids, _Text | None],
-        places: Mapping[_Ids, list[int]],
-        replies: Mapping[_Ids, list[list[int]]],
-    ) -> None:
+    def _prompt(self, prompt: _Ids) -> list[int]:
+        """The places of a prompt's tokens, which are added if they are not there."""
+        missing = []
+        while prompt not in self._places:
+            missing.append(prompt)
+            if prompt not in self._earlier:
+                break
+            prompt, _ = self._earlier[prompt]
+        for tokens in reversed(missing):
+            if tokens in self._earlier:
+                begun = self._places[self._earlier[tokens][0]]
+                self._places[tokens] = begun + self._behind(begun[-1], tokens[len(begun) :])
+            else:
+                self._places[tokens] = [*range(len(self.ids), len(self.ids) + len(tokens))]
+                self.ids += tokens
+                self.positions += range(len(tokens))
+        return self._places[missing[0] if missing else prompt]
+
+    def _hang(self, replies: Mapping[_Ids, Sequence[list[int]]]) -> None:
         """Finds the prompts that no other continues, and hangs the completions from them."""
-        later: dict[_Ids, list[_Ids]] = {prompt: [] for prompt in places}
-        for prompt in places:
-            if (turn := earlier[prompt]) is not None:
-                later[turn[0]].append(prompt)
+        later: dict[_Ids, list[_Ids]] = {prompt: [] for prompt in self._places}
+        for prompt in self._places:
+            if prompt in self._earlier:
+                later[self._earlier[prompt][0]].append(prompt)
         rows: dict[_Ids, int] = {}
-        for prompt in (prompt for prompt in places if not later[prompt]):
-            self.prompts.append(places[prompt])
+        """Of each prompt the first one in which it is the beginning."""
+        for prompt in (prompt for prompt in self._places if not later[prompt]):
+            self.prompts.append(self._places[prompt])
             self.completions.append([])
-            # A beginning of several prompts is that of the first one.
-            while prompt not in rows:
-                rows[prompt] = len(self.prompts) - 1
-                prompt = turn[0] if (turn := earlier[prompt]) else prompt
-        for prompt, all_ in replies.items():
+            beginning: _Ids | None = prompt
+            while beginning is not None and beginning not in rows:
+                rows[beginning] = len(self.prompts) - 1
+                beginning = self._earlier[beginning][0] if beginning in self._earlier else None
+        for prompt, places in replies.items():
             start = len(prompt)
-            for reply in all_:
-                within = (places[next_][start : start + len(reply)] for next_ in later[prompt])
-                if reply not in within:
+            for reply in places:
+                continued = (
+                    self._places[longer][start : start + len(reply)] for longer in later[prompt]
+                )
+                if reply not in continued:
                     self.completions[rows[prompt]].append(Reply(reply, start))
-
-    def _prompt(self, tokens: Sequence[int], begun: list[int]) -> list[int]:
-        """The places of a prompt, of which the beginning may stand there already."""
-        if begun:
-            return begun + self._behind(begun[-1], tokens[len(begun) :])
-        start = len(self.ids)
-        self.ids += tokens
-        self.positions += range(len(tokens))
-        return [*range(start, len(self.ids))]
 
     def _behind(self, place: int, tokens: Sequence[int]) -> list[int]:
         """The places of tokens behind a place, of which those that stand there already are used again."""
@@ -389,7 +418,7 @@ class Packed:
 
 def _packed_predictions(model: PreTrainedModel, batch: Batch) -> Predictions:
     """`predictions` from one row in which each distinct text stands once."""
-    packed, device = Packed(batch.samples), batch.mask_BT.device
+    packed, device = Packed(batch.samples, batch.earlier), batch.mask_BT.device
     layout = PackedLayout(packed.prompts, packed.completions, device)
     # Completions that begin alike are predicted from the same states, and the same token of them
     # is scored once: logits of all words are computed for each.
