@@ -6,7 +6,9 @@
 Every prompt is the one before, the reply to it, and some new tokens. With `--candidates` above 1 the
 conversation goes on from the first of several replies, as in a tree. `one row` has the tokens of the last prompt
 and its first reply, of which as many are scored as there are in the first replies of all turns. CPU-seconds of a forward and backward pass, one thread; `over one row`
-is the packed row's time divided by that of one row, and `over separate` by that of separate rows.
+is the packed row's time divided by that of one row, and `over separate` by that of separate rows. `sampling` is the
+time of sampling all replies, and `its prompts` the part that goes to the prompts and the first token of each reply: the
+most that a cache kept between turns could save.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ import torch
 from benchmarks.measure import POLICY, alternate, parser, publish, random_texts, weights
 from pettingllms.policies.packing import batch_logprobs, microbatches
 from pettingllms.policies.weights import LoraWeights
+from pettingllms.samplers.base import SamplingParams
+from pettingllms.samplers.transformers import BatchGenerator
 from pettingllms.types import Sample
 
 Samples = list[Sample]
@@ -74,6 +78,8 @@ def _row(
         name: partial(_update, policies, batches, settings.device)
         for name, batches in (("packed", [samples]), ("one row", [[one_row]]), ("separate", turns))
     }
+    contestants["sampling"] = partial(_sample, policies, turns, None)
+    contestants["its prompts"] = partial(_sample, policies, turns, 1)
     seconds = alternate(contestants, settings.rounds, settings.device)
     return {
         "candidates": candidates,
@@ -91,6 +97,16 @@ def _update(policies: LoraWeights, cut: Sequence[Samples], device: str) -> None:
         logprobs, _ = batch_logprobs(policies.module(POLICY), batch)
         ratio = torch.exp(logprobs - logprobs.detach()) * batch.advantages_BT
         (ratio * batch.mask_BT).sum().backward()
+
+
+def _sample(policies: LoraWeights, turns: Sequence[Samples], most: int | None) -> None:
+    """Samples the replies of each turn; they are as long as they were, or have `most` tokens."""
+    generator = BatchGenerator((), 0)
+    for number, samples in enumerate(turns):
+        length = most or max(len(sample.token_ids) for sample in samples)
+        prompts = [samples[0].prompt_ids]
+        model = policies.sampling_module(POLICY)
+        generator.generate(model, prompts, len(samples), SamplingParams(length), [number])
 
 
 if __name__ == "__main__":
