@@ -28,6 +28,7 @@ from pettingllms.envs.program_calls import ChatCall, NotServed
 from pettingllms.envs.program_v0 import env as program_env
 from pettingllms.envs.tool_calls import MOST_CALLS, read_calls
 from pettingllms.errors import CloneError, ConfigError, UnknownNameError
+from pettingllms.models.shared_prompts import hidden_states
 from pettingllms.policies import packing
 from pettingllms.trainers.fitting import lacking
 from pettingllms.trainers.method_names import METHODS
@@ -169,11 +170,11 @@ def chat(task: int, base_url: str) -> float:
 def test_turns_of_a_conversation_share_a_row_of_the_update_and_broken_ones_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forward, tokens = packing.hidden_states, list[int]()
+    tokens = list[int]()
 
     def counting(model: Any, layout: Any, ids: Any, positions: Any) -> Any:
         tokens.append(ids.numel())
-        return forward(model, layout, ids, positions)
+        return hidden_states(model, layout, ids, positions)
 
     def trained(run: Path) -> Any:
         tokens.clear()
