@@ -65,12 +65,45 @@ class Conversation(str):
         made.messages, made.tools = messages, tools
         return made
 
+    @classmethod
+    def of(
+        cls, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> Self:
+        """The conversation with the text that people see: the names of the tools, then each message."""
+        parts = [_readable(message) for message in messages]
+        if tools:
+            names = ", ".join(str(tool["function"].get("name")) for tool in tools)
+            parts.insert(0, f"[tools] {names}")
+        return cls("\n\n".join(parts), messages, tools)
+
+    def continues(self, earlier: str) -> bool:
+        """Returns whether it begins with the messages of another observation and a reply to them."""
+        before = (
+            list(earlier.messages)
+            if isinstance(earlier, Conversation)
+            else [{"role": "user", "content": earlier}]
+        )
+        later = self.messages[len(before) :]
+        return (
+            bool(later)
+            and later[0]["role"] == "assistant"
+            and list(self.messages[: len(before)]) == before
+        )
+
     def __str__(self) -> str:
         # `str(text)` would forget the messages.
         return self
 
     def __reduce__(self) -> Any:
         return Conversation, (str.__str__(self), self.messages, self.tools)
+
+
+def _readable(message: Mapping[str, Any]) -> str:
+    called = [
+        f"{call['function']['name']}({call['function']['arguments']})"
+        for call in message.get("tool_calls", ())
+    ]
+    return f"[{message['role']}] " + "\n".join(filter(None, [message["content"], *called]))
 
 
 class Task(NamedTuple):

@@ -130,6 +130,86 @@ def test_what_completions_begin_with_in_common_is_computed_once():
     assert computed == [batch.tokens] == [3 + 3 + 4 + 2]
 
 
+def a_conversation(lengths, candidates, seed=0, first=()):
+    """Turns of which each prompt is the one before, its first candidate, and some new tokens.
+
+    `lengths` are of the first prompt and of the replies of each turn.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def some(length):
+        return tuple(torch.randint(3, 60, (length,), generator=generator).tolist())
+
+    samples, prompt = [], (*first, *some(lengths[0]))
+    for number, length in enumerate(lengths[1:]):
+        replies = [some(length) for _ in range(candidates)]
+        samples += [a_sample(prompt, reply, advantage=number - 0.5) for reply in replies]
+        prompt = (*prompt, *replies[0], *some(1 + number % 3))
+    return samples
+
+
+CONVERSATIONS = {
+    "a chain": a_conversation([5, 3, 1, 4, 2, 6], 1),
+    "one of four goes on": a_conversation([5, 3, 1, 4, 2, 6], 4),
+    "two episodes from a prompt": a_conversation([2, 3, 4, 5], 2)
+    + a_conversation([2, 3, 4, 5], 2, first=a_conversation([2, 3], 2)[1].prompt_ids),
+    "two go on, and a prompt without any turn of its beginning": [
+        a_sample((3, 4), (5, 6)),
+        a_sample((3, 4), (5, 7, 8)),
+        a_sample((3, 4, 5, 6, 9), (5,)),
+        a_sample((3, 4, 5, 7, 8), (5, 1, 1)),
+        a_sample((3, 4, 5, 7, 8, 2, 2), (9, 9)),
+        a_sample((3, 4, 5, 7, 8, 2, 3), (9, 9)),
+        a_sample((3, 4, 9, 9), (5, 6)),
+    ],
+}
+
+
+@pytest.mark.parametrize("limit", [1, 30, 1000])
+@pytest.mark.parametrize("samples", CONVERSATIONS.values(), ids=CONVERSATIONS)
+def test_turns_that_continue_each_other_have_the_numbers_of_single_sequences(samples, limit):
+    model = sharing_model()
+    shuffled = [samples[index] for index in torch.randperm(len(samples)).tolist()]
+    found, packed = by_sample(model, shuffled, limit, packed=True)
+    for sample, (logprobs, entropy) in zip(shuffled, found, strict=True):
+        expected = one_by_one(model, sample)
+        torch.testing.assert_close(logprobs, expected[0], atol=2e-5, rtol=0)
+        torch.testing.assert_close(entropy, expected[1], atol=2e-5, rtol=1e-5)
+    _, flat = by_sample(model, shuffled, 1000, packed=False)
+    for left, right in zip(packed, flat, strict=True):
+        torch.testing.assert_close(left, right, atol=1e-4, rtol=1e-4)
+    for batch in microbatches(shuffled, limit, packed=True):
+        assert batch.tokens <= max(
+            limit, max(len(s.prompt_ids) + len(s.token_ids) for s in samples)
+        )
+
+
+def test_a_conversation_is_computed_once_and_its_prompts_have_no_rows_of_their_own():
+    """Ten turns of one reply are a row as long as the last; of other replies only their own tokens are added."""
+    lengths = [9, *range(3, 13)]
+    alone, tree = a_conversation(lengths, 1), a_conversation(lengths, 3)
+    whole = len(alone[-1].prompt_ids) + len(alone[-1].token_ids) - 1
+    others = 2 * sum(length - 1 for length in lengths[1:])
+    for samples, tokens, replies in ((alone, whole, 1), (tree, whole + others, 20 + 1)):
+        (batch,) = microbatches(samples, 1000, packed=True)
+        packed = Packed(batch.samples, batch.earlier)
+        assert batch.tokens == len(packed.ids) == tokens
+        assert [len(prompt) for prompt in packed.prompts] == [len(samples[-1].prompt_ids)]
+        assert [len(replies) for replies in packed.completions] == [replies]
+
+
+def test_the_turns_of_a_conversation_stay_with_it_however_long_it_is():
+    samples = a_conversation([20, *[9] * 10], 1)
+    (batch,) = microbatches(samples, 30, packed=True)
+    assert batch.tokens > 100
+
+
+def test_a_prompt_that_begins_with_a_prompt_but_with_no_reply_to_it_shares_nothing():
+    samples = [a_sample((3, 4), (5, 6)), a_sample((3, 4, 5, 7), (8, 9))]
+    (batch,) = microbatches(samples, 1000, packed=True)
+    assert batch.tokens == 2 + 1 + 4 + 1
+
+
 def kept_bytes(model, batch):
     """Bytes of the distinct tensors that a forward pass keeps for its backward pass."""
     storages = {}

@@ -12,6 +12,7 @@ import pickle
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from pettingllms.envs.program_calls import ChatCall, NotServed
 from pettingllms.envs.program_v0 import env as program_env
 from pettingllms.envs.tool_calls import MOST_CALLS, read_calls
 from pettingllms.errors import CloneError, ConfigError, UnknownNameError
+from pettingllms.models.shared_prompts import hidden_states
+from pettingllms.policies import packing
 from pettingllms.trainers.fitting import lacking
 from pettingllms.trainers.method_names import METHODS
 from pettingllms.types import Conversation
@@ -149,6 +152,58 @@ def test_a_program_trains_the_adapters_of_the_environment_that_it_plays(
         assert any("time/replay" in step for step in steps) == path.endswith("program:env")
         digests.append([hashlib.sha256(file.read_bytes()).hexdigest() for file in files])
     assert digests[0] == digests[1]
+
+
+def chat(task: int, base_url: str) -> float:
+    """Three turns of one conversation; the third turn has another text in place of the second reply."""
+    messages = [{"role": "system", "content": "Go on."}]
+    letters = 0
+    for number in range(3):
+        messages += user(f"turn {number} of {task % 50}")
+        messages.append(asked(base_url, "writer", messages))
+        letters += len(messages[-1]["content"])
+        if number == 1:
+            messages[-1] = {"role": "assistant", "content": "(forgotten)"}
+    return 0.01 * letters
+
+
+def test_turns_of_a_conversation_share_a_row_of_the_update_and_broken_ones_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = list[int]()
+
+    def counting(model: Any, layout: Any, ids: Any, positions: Any) -> Any:
+        tokens.append(ids.numel())
+        return hidden_states(model, layout, ids, positions)
+
+    def trained(run: Path) -> Any:
+        tokens.clear()
+        pl.train(
+            partial(program_env, chat, roles="writer", settle=0),
+            model="embedded:parts",
+            policies="shared",
+            method="grpo",
+            max_steps=1,
+            tasks_per_step=2,
+            num_generations=3,
+            eval_steps=0,
+            eval_tasks=1,
+            output_dir=str(run),
+        )
+        rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+        (step,) = (row for row in rows if "num_tokens" in row)
+        return step, sum(tokens)
+
+    monkeypatch.setattr(packing, "hidden_states", counting)
+    shared, computed = trained(tmp_path / "shared")
+    monkeypatch.setattr(packing, "earlier_turns", lambda _: {})
+    separate, computed_apart = trained(tmp_path / "separate")
+    # In each of six episodes the second turn goes on from the first, and the third from another reply.
+    assert shared["conversation/continued"] == 6 + 6
+    assert 6 <= shared["conversation/broken"] < 6 + 6
+    assert computed < 0.7 * computed_apart
+    for name in ("loss", "grad_norm", "entropy"):
+        assert shared[f"shared/{name}"] == pytest.approx(separate[f"shared/{name}"], rel=1e-4)
 
 
 # Copies

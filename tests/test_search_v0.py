@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pettingllms.data.questions import Passage
 from pettingllms.envs import check_env, search_v0
-from pettingllms.envs.search_text import SHOWN_CHARS
+from pettingllms.envs.search_text import SHOWN_CHARS, Lookup
+from pettingllms.envs.search_tools import tool_prompt
 from pettingllms.errors import ConfigError
 
 CASES = json.loads((Path(__file__).parent / "golden/search.json").read_text())["cases"]
@@ -346,9 +349,88 @@ def test_an_episode_continues_from_its_snapshot_in_the_middle():
     assert env.infos == other.infos
 
 
+# Tools
+
+
+def as_call(reply):
+    """A reply in which a query is a call of the tool."""
+    if not reply.startswith("<search>"):
+        return reply
+    query = reply.removeprefix("<search>").removesuffix("</search>")
+    call = {"name": "search", "arguments": {"query": query}}
+    return f"<tool_call>{json.dumps(call)}</tool_call>"
+
+
+@pytest.mark.parametrize("topology", search_v0.ROLES)
+def test_with_tools_the_same_play_earns_the_same(topology):
+    env, tools = search_v0.env(topology=topology), search_v0.env(topology=topology, tools=True)
+    for seed in range(5):
+        expected = played(env, oracle, seed)
+        assert played(tools, lambda env: as_call(oracle(env)), seed) == expected
+        assert expected[2]
+    check_env(tools, episodes=1, replies=(*map(as_call, REPLIES), *REPLIES))
+
+
+def test_with_tools_each_prompt_goes_on_from_the_one_before():
+    env = search_v0.env(topology="single", tools=True)
+    env.reset(seed=0)
+    prompts: list[Any] = [env.text_for("solver_0")]
+    for query in (as_call("<search>who</search>"), as_call(oracle(env))):
+        env.step(query)
+        prompts.append(env.text_for("solver_0"))
+    first, second, third = prompts
+    assert second.continues(first)
+    assert third.continues(second)
+    assert [message["role"] for message in third.messages] == [
+        "user",
+        *["assistant", "tool"] * 2,
+    ]
+    assert third.tools[0]["function"]["name"] == "search"
+    assert "[tools] search" in third
+    assert env._state.searches[1].found[0].text in third
+    assert "Searches left: 3" in first
+    assert "Searches left: 1" in third
+
+
+@pytest.mark.parametrize(
+    ("reply", "why"),
+    [
+        ("I do not know.", "neither a call of `search` nor <answer>"),
+        ("<search>owl7</search>", "neither a call of `search` nor <answer>"),
+        ("<tool_call>{</tool_call>", "neither a call"),
+        ("<tool_call>" + "[" * 3000, "neither a call"),
+        ('<tool_call>{"name": "search"}</tool_call>', "no `query` that is text"),
+        ('<tool_call>{"name": "search", "arguments": {"query": [1]}}</tool_call>', "no `query`"),
+        ('<tool_call>{"name": "find", "arguments": {"query": "x"}}</tool_call>', "no tool 'find'"),
+        (as_call("<search>owl7</search>") * 2, "2 calls in a reply"),
+        (as_call("<search>?!</search>"), "the query has no word"),
+        (as_call(f"<search>{'x' * 301}</search>"), "longer than 300 characters"),
+        ("<answer>the</answer>", "no word that counts"),
+    ],
+    ids=range(11),
+)
+def test_a_malformed_call_is_a_parse_error(reply, why):
+    env = search_v0.env(topology="single", tools=True)
+    env.reset(seed=0)
+    env.step(reply)
+    assert why in env.infos["solver_0"]["parse_error"]
+    assert env.rewards["solver_0"] == -0.01
+
+
+def test_texts_of_tools_stay_within_bounds():
+    long = (Passage("title " * 1000, "long " * 5000),) * 5
+    shown = tool_prompt("solver", "?", [Lookup(f"query {n}", long) for n in range(4)], left=0)
+    assert len(shown) < SHOWN_CHARS + 2000
+    assert ["Left out" in message["content"] for message in shown.messages[2::2]] == [
+        *[True] * 3,
+        False,
+    ]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"tools": True, "prompt": "small"}, "tools need full prompts"),
         ({"topology": "rooter"}, "did you mean 'router'"),
         ({"top": 0}, "top must be between 1 and 20, got 0"),
         ({"hops": (0, 3)}, "hops must be two numbers"),

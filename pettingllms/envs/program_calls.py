@@ -121,11 +121,7 @@ class ChatCall:
         messages, tools = self.request["messages"], self.request.get("tools", ())
         if len(messages) == 1 and messages[0]["role"] == "user" and not tools:
             return str(messages[0]["content"])
-        parts = [_shown(message) for message in messages]
-        if tools:
-            names = ", ".join(str(tool["function"].get("name")) for tool in tools)
-            parts.insert(0, f"[tools] {names}")
-        return Conversation("\n\n".join(parts), messages, tools)
+        return Conversation.of(messages, tools)
 
 
 def _is_function(tool: Any) -> bool:
@@ -176,14 +172,6 @@ def _message(given: Any) -> dict[str, Any]:
     if given.get("tool_call_id"):
         message["tool_call_id"] = str(given["tool_call_id"])
     return message
-
-
-def _shown(message: Mapping[str, Any]) -> str:
-    called = [
-        f"{call['function']['name']}({call['function']['arguments']})"
-        for call in message.get("tool_calls", ())
-    ]
-    return f"[{message['role']}] " + "\n".join(filter(None, [message["content"], *called]))
 
 
 _noted: set[str] = set()

@@ -67,9 +67,11 @@ def parse_reply(role: str, text: str, prompt: str) -> SearchReply | ParseError:
     A compact reply has no tags: its last line counts, and those before it are working. Of a reply to a
     small prompt the first line counts, or its first yes or no.
     """
-    read = {"full": _tagged, "small": _small, "compact": _bare}[prompt]
-    reply = read(role, text)
-    return reply if isinstance(reply, ParseError) else _checked(reply)
+    if prompt == "full":
+        reply = tagged(_ROLE_TAGS[role], text)
+    else:
+        reply = _small(role, text) if prompt == "small" else _bare(role, text)
+    return reply if isinstance(reply, ParseError) else checked(reply)
 
 
 def _bare(role: str, text: str) -> SearchReply | ParseError:
@@ -98,8 +100,8 @@ def _small(role: str, text: str) -> SearchReply | ParseError:
     return SearchReply(tag.lower(), rest.strip())
 
 
-def _tagged(role: str, text: str) -> SearchReply | ParseError:
-    tags = _ROLE_TAGS[role]
+def tagged(tags: Sequence[str], text: str) -> SearchReply | ParseError:
+    """Reads the last complete pair of tags of these kinds."""
     # Tags are ASCII, and `str.lower` can change the length of a text.
     low = text.translate(_ASCII_LOWER)
     ends = {tag: low.rfind(f"</{tag}>") for tag in tags}
@@ -112,7 +114,8 @@ def _tagged(role: str, text: str) -> SearchReply | ParseError:
     return SearchReply(tag, text[inside : low.find(f"</{tag}>", inside)].strip())
 
 
-def _checked(reply: SearchReply) -> SearchReply | ParseError:
+def checked(reply: SearchReply) -> SearchReply | ParseError:
+    """Returns a reply with clean spaces, or why what it says cannot be used."""
     if reply.kind == "verify":
         # No more of it than the two words have, since a reply may be a megabyte long.
         verdict = reply.said[:8].lower()
@@ -170,7 +173,7 @@ _SMALL = {
 
 def small_prompt(role: str, question: str, searches: Sequence[Lookup]) -> str:
     """Prompt of one instruction, for small pretrained models, with what the latest search found."""
-    texts = [_cut(passage) for passage in searches[-1].found] if searches else []
+    texts = [passage_text(passage) for passage in searches[-1].found] if searches else []
     return _SMALL[role].format(texts=". ".join(texts) or "No text.", question=question)
 
 
@@ -241,7 +244,7 @@ def _shown(searches: Sequence[Lookup]) -> list[str]:
     room = SHOWN_CHARS
     for search in reversed(searches):
         lines = [f"Search: {search.query}"]
-        texts = [_cut(passage) for passage in search.found]
+        texts = [passage_text(passage) for passage in search.found]
         number -= len(texts)
         lines += [f"[{number + n}] {text}" for n, text in enumerate(texts, 1)]
         lines += [] if texts else ["Nothing new was found."]
@@ -255,7 +258,8 @@ def _shown(searches: Sequence[Lookup]) -> list[str]:
     return blocks
 
 
-def _cut(passage: Passage) -> str:
+def passage_text(passage: Passage) -> str:
+    """A passage as agents see it, within bounds."""
     # A passage may be one line of a megabyte.
     # Words may be long: no passage takes more than an eighth of the room.
     text = " ".join(passage.text[: 20 * SHOWN_WORDS].split()[:SHOWN_WORDS])[: SHOWN_CHARS // 8]

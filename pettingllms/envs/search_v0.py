@@ -56,7 +56,9 @@ words are only ever penalized: a longer episode, a repeated query, or an answer 
 `dataset`: None for questions about generated facts (`pettingllms.data.facts`), with `hops`, fewest and most look-ups; or a
 data set's name, hub id or path (`pettingllms.data.question_schemas`), whose passages are searched, or a `corpus` of its own
 (`pettingllms.data.corpora`). Its index is built once and kept in `cache`.
-`topology`, `top` (passages that a search returns). `split`, `rewards`, `alpha`, `max_turns` (alias `max_cycles`) and
+`topology`, `top` (passages that a search returns). With `tools`, roles that search see a conversation with the tool
+`search`, and a query is a call of it: `<tool_call>{"name": "search", "arguments": {"query": "..."}}</tool_call>`; the
+model's chat template must take tools. `split`, `rewards`, `alpha`, `max_turns` (alias `max_cycles`) and
 `prompt` are as in `coding_v0`; under small prompts an answer of at most four words that contains an accepted one
 earns 0.3 of local reward.
 
@@ -92,6 +94,7 @@ from pettingllms.envs.search_text import (
     parse_reply,
     small_prompt,
 )
+from pettingllms.envs.search_tools import CALLERS, parse_tool_reply, tool_prompt
 from pettingllms.envs.team_env import Prompt, TeamEnv
 from pettingllms.errors import ConfigError
 from pettingllms.grading.short_answers import (
@@ -160,6 +163,7 @@ class raw_env(TeamEnv):
         topology: who acts when: "router", "chain", "single" for one `solver_0`, or "nested" for a
             planner that calls a worker.
         top: most passages that a search returns.
+        tools: search by calls of a tool, in conversations, in place of tags; for full prompts.
         rewards: "dense", or "sparse" for the outcome alone.
         kwargs: as in `TeamEnv`.
 
@@ -195,6 +199,7 @@ class raw_env(TeamEnv):
         hops: tuple[int, int] = facts.HOPS,
         topology: Topology = "router",
         top: int = 2,
+        tools: bool = False,
         rewards: str = "dense",
         **kwargs: Unpack[SearchArguments],
     ) -> None:
@@ -207,6 +212,12 @@ class raw_env(TeamEnv):
         if not 1 <= top <= MOST_TOP:
             raise ConfigError(f"top must be between 1 and {MOST_TOP}, got {top}")
         self.top = top
+        self.tools = bool(tools)
+        if self.tools and (self.prompt != "full" or self.show_thinking):
+            raise ConfigError(
+                f"tools need full prompts without thoughts of others, got prompt={self.prompt!r} and "
+                f"show_thinking={self.show_thinking}"
+            )
         facts.check_hops(tuple(hops))
         self.library = library(dataset, corpus, self.split, (hops[0], hops[1]), cache)
         self.num_tasks = self.library.size
@@ -240,6 +251,8 @@ class raw_env(TeamEnv):
             now = state.calls[-1] if state.calls else Call("", 0)
             asked, searches, calls = now.task, state.searches[now.start :], ()
             left = self.budget - state.acted
+        if self.tools and role in CALLERS:
+            return tool_prompt(role, asked, searches, left=left)
         if self.prompt == "compact":
             return compact_prompt(role, asked, searches, calls=calls, may_pass=may_pass)
         if self.prompt == "small":
@@ -258,6 +271,8 @@ class raw_env(TeamEnv):
 
     def _act(self, state: SearchState, agent: str, text: str) -> Outcome:
         role = agent.removesuffix("_0")
+        if self.tools and role in CALLERS:
+            return self._judged(state, role, parse_tool_reply(role, text))
         reply = parse_reply(role, text, self.prompt)
         return self._judged(state, role, reply)
 

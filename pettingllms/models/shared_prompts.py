@@ -111,19 +111,29 @@ def hidden_states(
     return states
 
 
+class Reply(NamedTuple):
+    """A completion in a flat list of tokens, behind a prompt or behind the beginning of one."""
+
+    places: Sequence[int]
+    """Of its tokens."""
+    behind: int
+    """How many of the prompt's tokens it follows, and sees."""
+
+
 class PackedLayout:
     """Prompts and completions in one flat list of tokens, in which each distinct text stands once.
 
-    A prompt's tokens see those before them in the prompt. A completion's tokens see the whole
-    prompt and those before them in the completion. Completions of a prompt may have their first
-    tokens in common: what these see is the same.
+    A prompt's tokens see those before them in the prompt. A completion's tokens see the tokens of the
+    prompt that it follows and those before them in the completion. Completions of a prompt may have
+    their first tokens in common, and so may prompts: what these see is the same. A prompt that is a long
+    conversation stands for its shorter prompts as well: their completions follow its beginnings.
 
     Attention needs rows of equal length. Rows of similar length are padded together (`alike`), so
     that one long completion does not make all others as long as itself.
 
     Args:
-        prompts: where each prompt stands in the list.
-        completions: for each prompt the places of the tokens of its completions.
+        prompts: the places of each prompt's tokens in the list.
+        completions: for each prompt those that follow it.
         device: where the model is.
         keep_prompts: pad all prompts to one length, and keep their keys and values of each layer in
             `prompt_states`.
@@ -131,15 +141,15 @@ class PackedLayout:
 
     def __init__(
         self,
-        prompts: Sequence[range],
-        completions: Sequence[Sequence[Sequence[int]]],
+        prompts: Sequence[Sequence[int]],
+        completions: Sequence[Sequence[Reply]],
         device: torch.device,
         *,
         keep_prompts: bool = False,
     ) -> None:
         # A completion of one token has none that anything follows.
-        replies = [reply for replies in completions for reply in replies if reply]
-        owners = [u for u, replies in enumerate(completions) for reply in replies if reply]
+        owned = [(reply, u) for u, all_ in enumerate(completions) for reply in all_ if reply.places]
+        replies, owners = [reply for reply, _ in owned], [u for _, u in owned]
         parts = (
             [[*range(len(prompts))]] if keep_prompts else alike([len(prompt) for prompt in prompts])
         )
@@ -190,7 +200,7 @@ class _Part:
 
     Args:
         prompts: places of each prompt in the flat list.
-        replies: places of each completion, none empty.
+        replies: completions, none empty.
         owners: the prompt of each completion.
         members: the prompts of this part.
         device: where the model is.
@@ -198,8 +208,8 @@ class _Part:
 
     def __init__(
         self,
-        prompts: Sequence[range],
-        replies: Sequence[Sequence[int]],
+        prompts: Sequence[Sequence[int]],
+        replies: Sequence[Reply],
         owners: Sequence[int],
         members: Sequence[int],
         device: torch.device,
@@ -210,30 +220,37 @@ class _Part:
         """In the order in which `attend` returns them."""
         place = {u: index for index, u in enumerate(members)}
         indices = [index for index, owner in enumerate(owners) if owner in place]
+        whole = [index for index in indices if replies[index].behind == len(prompts[owners[index]])]
+        inner = [index for index in indices if replies[index].behind < len(prompts[owners[index]])]
         self._groups: list[_Behind | _Whole] = []
-        for group in alike([len(replies[index]) for index in indices]):
-            mine = [replies[indices[index]] for index in group]
-            before = [prompts[owners[indices[index]]] for index in group]
-            longest = max(map(len, mine))
-            whole = max(
-                len(prompt) + len(reply) for prompt, reply in zip(before, mine, strict=True)
-            )
+        self._add([(replies[i], prompts[owners[i]], place[owners[i]]) for i in whole], width)
+        # Behind beginnings of similar length, so that little of the rest is hidden and computed.
+        for group in alike([replies[index].behind for index in inner]):
+            mine = [inner[index] for index in group]
+            seen = max(replies[index].behind for index in mine)
+            self._add([(replies[i], prompts[owners[i]], place[owners[i]]) for i in mine], seen)
+
+    def _add(self, replies: Sequence[tuple[Reply, Sequence[int], int]], width: int) -> None:
+        """Adds completions, with each its prompt and that prompt's row; they see `width` tokens of it at most."""
+        device = self.prompt_UP.device
+        for group in alike([len(reply.places) for reply, _, _ in replies]):
+            mine = [replies[index][0] for index in group]
+            before = [replies[index][1][: replies[index][0].behind] for index in group]
+            longest = max(len(reply.places) for reply in mine)
+            both = [[*prompt, *reply.places] for prompt, reply in zip(before, mine, strict=True)]
+            whole = max(map(len, both))
             # A causal square of prompt and completion costs half of its scores and needs no mask.
             if whole * whole / 2 < longest * (width + longest):
-                both = [[*prompt, *reply] for prompt, reply in zip(before, mine, strict=True)]
                 self._groups.append(_Whole(_padded(both, whole).to(device)))
-                self.rows += [
-                    _Row(reply, len(prompt), whole)
-                    for prompt, reply in zip(before, mine, strict=True)
-                ]
+                self.rows += [_Row(reply.places, reply.behind, whole) for reply in mine]
             else:
-                owner_B = torch.tensor([place[owners[indices[index]]] for index in group])
-                lengths_B = torch.tensor([len(prompt) for prompt in before])
-                index_BT = _padded(mine, longest)
+                owner_B = torch.tensor([replies[index][2] for index in group])
+                lengths_B = torch.tensor([reply.behind for reply in mine])
+                index_BT = _padded([reply.places for reply in mine], longest)
                 self._groups.append(
                     _Behind(index_BT.to(device), owner_B.to(device), lengths_B.to(device), width)
                 )
-                self.rows += [_Row(reply, 0, longest) for reply in mine]
+                self.rows += [_Row(reply.places, 0, longest) for reply in mine]
 
     def attend(
         self,
@@ -271,8 +288,8 @@ class _Behind:
     Args:
         index_BT: their tokens in the flat list.
         owner_B: the prompt of each, in its part.
-        lengths_B: of these prompts.
-        width: what the prompts are padded to.
+        lengths_B: how many tokens of it each one sees.
+        width: how many of them are computed, the rest hidden by a mask.
     """
 
     def __init__(
@@ -298,9 +315,9 @@ class _Behind:
         """Attention of the completions, `_BHTD`."""
         groups = query_NHD.shape[1] // key_NhD.shape[1]
         own_BhTD = _take(key_NhD, self._index_BT)
-        key_BhSD = torch.cat([key_UhPD.index_select(0, self._owner_B), own_BhTD], 2)
+        key_BhSD = torch.cat([self._seen(key_UhPD), own_BhTD], 2)
         own_BhTD = _take(value_NhD, self._index_BT)
-        value_BhSD = torch.cat([value_UhPD.index_select(0, self._owner_B), own_BhTD], 2)
+        value_BhSD = torch.cat([self._seen(value_UhPD), own_BhTD], 2)
         return nn.functional.scaled_dot_product_attention(
             _take(query_NHD, self._index_BT),
             _repeat(key_BhSD, groups),
@@ -308,6 +325,12 @@ class _Behind:
             attn_mask=self._mask(query_NHD.dtype),
             scale=scale,
         )
+
+    def _seen(self, prompts_UhPD: torch.Tensor) -> torch.Tensor:
+        """The beginning of each completion's prompt."""
+        if self._width < prompts_UhPD.shape[2]:
+            prompts_UhPD = prompts_UhPD[:, :, : self._width]
+        return prompts_UhPD.index_select(0, self._owner_B)
 
     def _mask(self, dtype: torch.dtype) -> torch.Tensor:
         """Mask added to the scores, `_B1TS`: -inf at the prompt's padding and at later tokens."""

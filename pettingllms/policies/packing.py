@@ -14,9 +14,10 @@ the other, `_P` different pairs of a text and the token after it, `_X` hidden si
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -25,8 +26,12 @@ from transformers import PreTrainedModel
 
 from pettingllms.errors import GroupError
 from pettingllms.models.head import token_logprobs
-from pettingllms.models.shared_prompts import PackedLayout, hidden_states
+from pettingllms.models.shared_prompts import PackedLayout, Reply, hidden_states
 from pettingllms.types import Sample
+
+_Ids = tuple[int, ...]
+_Turn = tuple[_Ids, _Ids]
+"""A prompt and a completion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,8 @@ class Batch:
     """Of each token; 0 where `mask_BT` is False."""
     counts_B: torch.Tensor
     """How many identical completions each one stands for, float32."""
+    earlier: Mapping[_Ids, _Turn]
+    """The turn that a prompt continues (`earlier_turns`), of any micro-batch."""
 
 
 def microbatches(
@@ -75,47 +82,131 @@ def microbatches(
     for number, sample in enumerate(samples):
         if not sample.prompt_ids or not sample.token_ids:
             raise GroupError(f"sample {number} has no prompt or no completion tokens")
+    earlier = earlier_turns(samples) if packed else {}
     parts = (
-        _packed_parts(samples, tokens_per_batch)
+        _packed_parts(samples, earlier, tokens_per_batch)
         if packed
         else _flat_parts(samples, tokens_per_batch)
     )
-    return [_batch(samples, indices, packed, device) for indices in parts]
+    return [_batch(samples, indices, earlier, packed, device) for indices in parts]
 
 
-def _packed_parts(samples: Sequence[Sample], limit: int) -> list[list[int]]:
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for index, sample in enumerate(samples):
-        groups.setdefault(sample.prompt_ids, []).append(index)
+def _packed_parts(
+    samples: Sequence[Sample], earlier: Mapping[_Ids, _Turn], limit: int
+) -> list[list[int]]:
     parts: list[list[int]] = [[]]
-    used = 0
-    # Similar prompts go together, because attention pads them.
-    for prompt, members in sorted(groups.items(), key=lambda item: len(item[0])):
-        # Completions that begin alike stand side by side.
-        members.sort(key=lambda index: samples[index].token_ids)
-        completions = [samples[index] for index in members]
-        costs = list(map(_packed_cost, [None, *completions[:-1]], completions))
-        if used and used + len(prompt) + sum(costs) > limit:
-            parts.append([])
-            used = 0
-        for index, cost in zip(members, costs, strict=True):
-            opened = bool(parts[-1]) and samples[parts[-1][-1]].prompt_ids == prompt
-            if used and used + cost > limit:
+    used, here = 0, _Contents(earlier)
+    for indices in _conversations(samples, earlier):
+        alone = _Contents(earlier)
+        opened = used and used + sum(alone.add(samples[index]) for index in indices) > limit
+        for index in indices:
+            cost = here.cost(samples[index])
+            # The turns that a long conversation went through cost nothing beside it.
+            if opened or (used and cost and used + cost > limit):
                 parts.append([])
-                used, opened = 0, False
-            used += cost if opened else _packed_cost(None, samples[index]) + len(prompt)
+                used, here, opened = 0, _Contents(earlier), False
+            used += here.add(samples[index])
             parts[-1].append(index)
     return [indices for indices in parts if indices]
 
 
-def _packed_cost(before: Sample | None, sample: Sample) -> int:
-    """Positions that a completion adds to a packed list behind another of its prompt, in memory.
+def _conversations(samples: Sequence[Sample], earlier: Mapping[_Ids, _Turn]) -> list[list[int]]:
+    """Positions of the samples of each conversation: one prompt, or all that continue each other.
 
-    Attention keeps its prompt's keys and values once for each completion. What a layer keeps of one
-    position in all is about eight times as much.
+    Completions that begin alike stand side by side, and prompts behind those that continue them.
     """
-    prompt, completion = len(sample.prompt_ids), len(sample.token_ids)
-    return completion - _begun(before, sample) + (prompt + completion) // 8
+    groups: dict[_Ids, list[int]] = {}
+    for index, sample in enumerate(samples):
+        groups.setdefault(sample.prompt_ids, []).append(index)
+    conversations: dict[_Ids, list[_Ids]] = {}
+    for prompt in groups:
+        first = prompt
+        while first in earlier:
+            first, _ = earlier[first]
+        conversations.setdefault(first, []).append(prompt)
+    return [
+        [
+            index
+            for prompt in sorted(prompts, reverse=True)
+            for index in sorted(groups[prompt], key=lambda index: samples[index].token_ids)
+        ]
+        # Similar prompts go together, because attention pads them.
+        for prompts in sorted(conversations.values(), key=lambda prompts: max(map(len, prompts)))
+    ]
+
+
+def earlier_turns(samples: Sequence[Sample]) -> dict[_Ids, _Turn]:
+    """The latest turn that a prompt begins with: a shorter prompt and a completion of it.
+
+    Compared token by token: chat templates may write a reply in another way than it was sampled.
+    """
+    completions: dict[_Ids, list[_Ids]] = {}
+    for sample in samples:
+        completions.setdefault(sample.prompt_ids, []).append(sample.token_ids)
+    earlier: dict[_Ids, _Turn] = {}
+    beginnings: list[_Ids] = []
+    """The prompts that the current one begins with, which stand before it in this order."""
+    for prompt in sorted(completions):
+        while beginnings and prompt[: len(beginnings[-1])] != beginnings[-1]:
+            beginnings.pop()
+        for begin in reversed(beginnings):
+            rest = prompt[len(begin) :]
+            turns = [(begin, ids) for ids in completions[begin] if rest[: len(ids)] == ids]
+            if turns:
+                earlier[prompt] = turns[0]
+                break
+        beginnings.append(prompt)
+    return earlier
+
+
+class _Contents:
+    """What a micro-batch holds, and what another sample adds to it: positions in memory.
+
+    Attention keeps a prompt's keys and values once for each completion that no prompt continues. What
+    a layer keeps of one position in all is about eight times as much.
+    """
+
+    def __init__(self, earlier: Mapping[_Ids, _Turn]) -> None:
+        self._earlier = earlier
+        self._prompts: set[_Ids] = set()
+        """With those that they continue."""
+        self._turns: set[_Turn] = set()
+        """Those that the prompts continue."""
+        self._last: Sample | None = None
+
+    def cost(self, sample: Sample) -> int:
+        """Positions that the sample would add."""
+        prompt, completion = len(sample.prompt_ids), len(sample.token_ids)
+        if self._turns and (sample.prompt_ids, sample.token_ids) in self._turns:
+            return 0
+        cost = completion - _begun(self._last, sample) + (prompt + completion) // 8
+        if self._last is None or self._last.prompt_ids != sample.prompt_ids:
+            cost += prompt - self._shared(sample.prompt_ids)
+        return cost
+
+    def _shared(self, prompt: _Ids) -> int:
+        """How many tokens of a prompt are there already."""
+        turn: _Turn | None = None
+        while prompt not in self._prompts:
+            turn = self._earlier.get(prompt)
+            if turn is None:
+                return 0
+            if turn in self._turns:
+                return len(turn[0]) + len(turn[1])
+            prompt = turn[0]
+        return len(prompt)
+
+    def add(self, sample: Sample) -> int:
+        """Adds a sample; returns its cost."""
+        cost, prompt = self.cost(sample), sample.prompt_ids
+        if self._last is None or self._last.prompt_ids != prompt:
+            self._prompts.add(prompt)
+            while prompt in self._earlier:
+                self._turns.add(self._earlier[prompt])
+                prompt, _ = self._earlier[prompt]
+                self._prompts.add(prompt)
+        self._last = sample
+        return cost
 
 
 def _begun(before: Sample | None, sample: Sample) -> int:
@@ -146,11 +237,15 @@ def _flat_parts(samples: Sequence[Sample], limit: int) -> list[list[int]]:
 
 
 def _batch(
-    samples: Sequence[Sample], indices: Sequence[int], packed: bool, device: torch.device | str
+    samples: Sequence[Sample],
+    indices: Sequence[int],
+    earlier: Mapping[_Ids, _Turn],
+    packed: bool,
+    device: torch.device | str,
 ) -> Batch:
     chosen = tuple(samples[index] for index in indices)
     if packed:
-        tokens = len(Packed(chosen).ids)
+        tokens = len(Packed(chosen, earlier).ids)
     else:
         left, right = _flat_widths(chosen)
         tokens = len(chosen) * (left + right)
@@ -164,6 +259,7 @@ def _batch(
         old_logprobs_BT=_rows([torch.tensor(sample.logprobs) for sample in chosen], device),
         advantages_BT=_rows([_by_token(sample) for sample in chosen], device),
         counts_B=torch.tensor([float(sample.count) for sample in chosen], device=device),
+        earlier=earlier,
     )
 
 
@@ -236,45 +332,93 @@ class Packed:
     """The flat list of a packed micro-batch.
 
     Args:
-        samples: completions of the same prompt side by side, and among them those that begin alike.
+        samples: completions of the same prompt that begin alike stand side by side.
+        earlier: the turns that prompts continue.
     """
 
-    def __init__(self, samples: Sequence[Sample]) -> None:
+    def __init__(
+        self, samples: Sequence[Sample], earlier: Mapping[_Ids, _Turn] = MappingProxyType({})
+    ) -> None:
         self.ids: list[int] = []
         self.positions: list[int] = []
         """Of each token in its own text."""
-        self.prompts: list[range] = []
-        """Where each prompt stands."""
-        self.completions: list[list[list[int]]] = []
-        """For each prompt the places of the tokens of its completions, without the last of each."""
+        self.prompts: list[list[int]] = []
+        """The places of each prompt's tokens. One that others continue is the beginning of those."""
+        self.completions: list[list[Reply]] = []
+        """For each prompt those that follow it or its beginnings, without the last token of each. One
+        that a prompt continues is in that prompt."""
         self.predicting: list[int] = []
         """The place before each completion token, one completion after the other."""
-        before: Sample | None = None
-        places: list[int] = []
+        self._next: dict[tuple[int, int], int] = {}
+        """Place and following token -> the place of that token."""
+        self._earlier = earlier
+        self._places: dict[_Ids, list[int]] = {}
+        replies: dict[_Ids, list[list[int]]] = {}
         for sample in samples:
-            if before is None or before.prompt_ids != sample.prompt_ids:
-                self.prompts.append(self._add(sample.prompt_ids, 0))
-                self.completions.append([])
-            begun, length = _begun(before, sample), len(sample.prompt_ids)
-            places = [
-                *places[:begun],
-                *self._add(sample.token_ids[begun:-1], length + begun),
-            ]
-            self.completions[-1].append(places)
+            last = self._prompt(sample.prompt_ids)[-1]
+            reply = self._behind(last, sample.token_ids[:-1])
+            replies.setdefault(sample.prompt_ids, []).append(reply)
             # The prompt's last token predicts the first one of every completion.
-            self.predicting += [self.prompts[-1][-1], *places]
-            before = sample
+            self.predicting += [last, *reply]
+        self._hang(replies)
 
-    def _add(self, tokens: Sequence[int], position: int) -> range:
-        start = len(self.ids)
-        self.ids += tokens
-        self.positions += range(position, position + len(tokens))
-        return range(start, len(self.ids))
+    def _prompt(self, prompt: _Ids) -> list[int]:
+        """The places of a prompt's tokens, which are added if they are not there."""
+        missing = []
+        while prompt not in self._places:
+            missing.append(prompt)
+            if prompt not in self._earlier:
+                break
+            prompt, _ = self._earlier[prompt]
+        for tokens in reversed(missing):
+            if tokens in self._earlier:
+                begun = self._places[self._earlier[tokens][0]]
+                self._places[tokens] = begun + self._behind(begun[-1], tokens[len(begun) :])
+            else:
+                self._places[tokens] = [*range(len(self.ids), len(self.ids) + len(tokens))]
+                self.ids += tokens
+                self.positions += range(len(tokens))
+        return self._places[missing[0] if missing else prompt]
+
+    def _hang(self, replies: Mapping[_Ids, Sequence[list[int]]]) -> None:
+        """Finds the prompts that no other continues, and hangs the completions from them."""
+        later: dict[_Ids, list[_Ids]] = {prompt: [] for prompt in self._places}
+        for prompt in self._places:
+            if prompt in self._earlier:
+                later[self._earlier[prompt][0]].append(prompt)
+        rows: dict[_Ids, int] = {}
+        """Of each prompt the first one in which it is the beginning."""
+        for prompt in (prompt for prompt in self._places if not later[prompt]):
+            self.prompts.append(self._places[prompt])
+            self.completions.append([])
+            beginning: _Ids | None = prompt
+            while beginning is not None and beginning not in rows:
+                rows[beginning] = len(self.prompts) - 1
+                beginning = self._earlier[beginning][0] if beginning in self._earlier else None
+        for prompt, places in replies.items():
+            start = len(prompt)
+            for reply in places:
+                continued = (
+                    self._places[longer][start : start + len(reply)] for longer in later[prompt]
+                )
+                if reply not in continued:
+                    self.completions[rows[prompt]].append(Reply(reply, start))
+
+    def _behind(self, place: int, tokens: Sequence[int]) -> list[int]:
+        """The places of tokens behind a place, of which those that stand there already are used again."""
+        places = []
+        for token in tokens:
+            following = self._next.setdefault((place, token), len(self.ids))
+            if following == len(self.ids):
+                self.ids.append(token)
+                self.positions.append(self.positions[place] + 1)
+            places.append(place := following)
+        return places
 
 
 def _packed_predictions(model: PreTrainedModel, batch: Batch) -> Predictions:
     """`predictions` from one row in which each distinct text stands once."""
-    packed, device = Packed(batch.samples), batch.mask_BT.device
+    packed, device = Packed(batch.samples, batch.earlier), batch.mask_BT.device
     layout = PackedLayout(packed.prompts, packed.completions, device)
     # Completions that begin alike are predicted from the same states, and the same token of them
     # is scored once: logits of all words are computed for each.

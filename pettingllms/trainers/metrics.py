@@ -5,7 +5,10 @@ Of the rollout: `reward`, `reward_std` (mean over groups), `reward/<role>`, `tea
 `return/<agent>`, `success/<role>` (share of replies after which the team has succeeded),
 `parse_error/<role>` (share), `completions/mean_length`, `completions/clipped_ratio` (share cut at
 the limit), `num_tokens` (generated), `turns` (mean decisions of an episode),
-`overlong` (share of episodes that a prompt without room in the model's context ended; absent if none).
+`overlong` (share of episodes that a prompt without room in the model's context ended; absent if none),
+`conversation/continued` (decisions whose messages go on from an earlier decision of their policy; absent if none) and
+`conversation/broken` (those of them whose tokens do not, because the template or the program rewrote the reply; they
+share no row with it in the update).
 
 Of each policy's update, as `<policy>/<name>`: `loss`, `grad_norm` (before clipping), `learning_rate`,
 `entropy` (nats a token), `kl` (to base, where beta > 0), `clip_ratio/low_mean`, `.../high_mean`,
@@ -30,7 +33,7 @@ import torch
 
 from pettingllms.errors import NonFiniteError
 from pettingllms.rollout.trajectory import Trajectory, in_order
-from pettingllms.types import Candidate, Group
+from pettingllms.types import Candidate, Conversation, Group
 
 if TYPE_CHECKING:
     from pettingllms.policies.packing import Batch
@@ -94,6 +97,7 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     }
     if any(trajectory.overlong is not None for trajectory in trajectories):
         metrics["overlong"] = mean([trajectory.overlong is not None for trajectory in trajectories])
+    metrics |= _conversations(trajectories)
     returns: dict[str, list[float]] = defaultdict(list)
     for trajectory in trajectories:
         if trajectory.cooperative:
@@ -116,6 +120,25 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
             [c.info.get("parse_error") is not None for c in candidates]
         )
     return metrics
+
+
+def _conversations(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Counts the decisions that continue a conversation, and those whose tokens do not."""
+    continued = broken = 0
+    for trajectory in trajectories:
+        for number, group in enumerate(trajectory.groups):
+            prompt = group.prompt
+            if not isinstance(prompt, Conversation):
+                continue
+            for earlier in reversed(trajectory.groups[:number]):
+                if earlier.policy == group.policy and prompt.continues(earlier.prompt):
+                    turn = earlier.prompt_ids + earlier.chosen.completion.token_ids
+                    continued += 1
+                    broken += group.prompt_ids[: len(turn)] != turn
+                    break
+    if not continued:
+        return {}
+    return {"conversation/continued": float(continued), "conversation/broken": float(broken)}
 
 
 def gaps(rows: Sequence[Mapping[str, object]], scores: Mapping[str, float]) -> dict[str, float]:

@@ -1,0 +1,113 @@
+"""What the update of a conversation costs: its turns in one packed row, each in a row of its own, and one row as long.
+
+    python -m benchmarks.conversations
+    python -m benchmarks.conversations --rounds 1 --turns 3
+
+Every prompt is the one before, the reply to it, and some new tokens. With `--candidates` above 1 the
+conversation goes on from the first of several replies, as in a tree. `one row` has the tokens of the last prompt
+and its first reply, of which as many are scored as there are in the first replies of all turns. CPU-seconds of a forward and backward pass, one thread; `over one row`
+is the packed row's time divided by that of one row, and `over separate` by that of separate rows. `sampling` is the
+time of sampling all replies, and `its prompts` the part that goes to the prompts and the first token of each reply: the
+most that a cache kept between turns could save.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from benchmarks.measure import POLICY, alternate, parser, publish, random_texts, weights
+from pettingllms.policies.packing import batch_logprobs, microbatches
+from pettingllms.policies.weights import LoraWeights
+from pettingllms.samplers.base import SamplingParams
+from pettingllms.samplers.transformers import BatchGenerator
+from pettingllms.types import Sample
+
+Samples = list[Sample]
+
+
+def main() -> None:
+    """Prints the table."""
+    options = parser(__doc__)
+    options.add_argument("--turns", type=int, default=10, help="of a conversation")
+    options.add_argument("--candidates", type=int, nargs="+", default=[1, 4], help="per turn")
+    options.add_argument("--new-tokens", type=int, nargs="+", default=[40, 150], help="of a prompt")
+    settings = options.parse_args()
+    policies = weights(settings)
+    publish(
+        "conversations",
+        settings,
+        [
+            _row(settings, policies, candidates, new)
+            for new in settings.new_tokens
+            for candidates in settings.candidates
+        ],
+    )
+
+
+def conversation(settings: argparse.Namespace, model: Any, candidates: int, new: int) -> Samples:
+    """The turns of a conversation."""
+    count = settings.turns
+    prompts = random_texts(settings, model, count, new, seed=0)
+    replies = random_texts(settings, model, count * candidates, settings.reply_tokens[0], seed=1)
+    samples: Samples = []
+    prompt: tuple[int, ...] = ()
+    for turn in range(count):
+        prompt += prompts[turn]
+        own = replies[turn * candidates : (turn + 1) * candidates]
+        samples += [Sample(prompt, reply, (-1.0,) * len(reply), 1.0) for reply in own]
+        prompt += own[0]
+    return samples
+
+
+def _row(
+    settings: argparse.Namespace, policies: LoraWeights, candidates: int, new: int
+) -> dict[str, Any]:
+    samples = conversation(settings, policies.module(POLICY), candidates, new)
+    last = samples[-candidates]
+    whole = last.prompt_ids + last.token_ids
+    replies = sum(len(sample.token_ids) for sample in samples[::candidates])
+    one_row = Sample(whole[:-replies], whole[-replies:], (-1.0,) * replies, 1.0)
+    # Each prompt with its candidates apart: as if no prompt continued another.
+    turns = [samples[start : start + candidates] for start in range(0, len(samples), candidates)]
+    contestants: dict[str, Callable[[], None]] = {
+        name: partial(_update, policies, batches, settings.device)
+        for name, batches in (("packed", [samples]), ("one row", [[one_row]]), ("separate", turns))
+    }
+    contestants["sampling"] = partial(_sample, policies, turns, None)
+    contestants["its prompts"] = partial(_sample, policies, turns, 1)
+    seconds = alternate(contestants, settings.rounds, settings.device)
+    return {
+        "candidates": candidates,
+        "tokens": len(whole),
+        "reply tokens": replies,
+        **seconds,
+        "over one row": seconds["packed"] / seconds["one row"],
+        "over separate": seconds["packed"] / seconds["separate"],
+    }
+
+
+def _update(policies: LoraWeights, cut: Sequence[Samples], device: str) -> None:
+    for samples in cut:
+        [batch] = microbatches(samples, 10**9, packed=True, device=device)
+        logprobs, _ = batch_logprobs(policies.module(POLICY), batch)
+        ratio = torch.exp(logprobs - logprobs.detach()) * batch.advantages_BT
+        (ratio * batch.mask_BT).sum().backward()
+
+
+def _sample(policies: LoraWeights, turns: Sequence[Samples], most: int | None) -> None:
+    """Samples the replies of each turn; they are as long as they were, or have `most` tokens."""
+    generator = BatchGenerator((), 0)
+    for number, samples in enumerate(turns):
+        length = most or max(len(sample.token_ids) for sample in samples)
+        prompts = [samples[0].prompt_ids]
+        model = policies.sampling_module(POLICY)
+        generator.generate(model, prompts, len(samples), SamplingParams(length), [number])
+
+
+if __name__ == "__main__":
+    main()
