@@ -220,10 +220,10 @@ class _Part:
         """In the order in which `attend` returns them."""
         place = {u: index for index, u in enumerate(members)}
         indices = [index for index, owner in enumerate(owners) if owner in place]
-        whole = [index for index in indices if replies[index].behind == len(prompts[owners[index]])]
+        ends = [index for index in indices if replies[index].behind == len(prompts[owners[index]])]
         inner = [index for index in indices if replies[index].behind < len(prompts[owners[index]])]
         self._groups: list[_Behind | _Whole] = []
-        self._add([(replies[i], prompts[owners[i]], place[owners[i]]) for i in whole], width)
+        self._add([(replies[i], prompts[owners[i]], place[owners[i]]) for i in ends], width)
         # Behind beginnings of similar length, so that little of the rest is hidden and computed.
         for group in alike([replies[index].behind for index in inner]):
             mine = [inner[index] for index in group]
@@ -235,12 +235,14 @@ class _Part:
         device = self.prompt_UP.device
         for group in alike([len(reply.places) for reply, _, _ in replies]):
             mine = [replies[index][0] for index in group]
-            before = [replies[index][1][: replies[index][0].behind] for index in group]
             longest = max(len(reply.places) for reply in mine)
-            both = [[*prompt, *reply.places] for prompt, reply in zip(before, mine, strict=True)]
-            whole = max(map(len, both))
+            whole = max(reply.behind + len(reply.places) for reply in mine)
             # A causal square of prompt and completion costs half of its scores and needs no mask.
             if whole * whole / 2 < longest * (width + longest):
+                both = [
+                    [*prompt[: reply.behind], *reply.places]
+                    for reply, prompt, _ in (replies[index] for index in group)
+                ]
                 self._groups.append(_Whole(_padded(both, whole).to(device)))
                 self.rows += [_Row(reply.places, reply.behind, whole) for reply in mine]
             else:

@@ -2,7 +2,8 @@
 
 The completions of a group share their prompt, so computing it once for all of them saves most of
 the work if prompts are long and completions short. Where completions begin alike, so that
-beginning is computed once as well. A packed micro-batch is one flat list of
+beginning is computed once as well. A prompt that begins with another one and a completion of it
+continues their conversation, which is computed once, too. A packed micro-batch is one flat list of
 tokens, prompt 1, its completions, prompt 2, its completions, and so on, without padding;
 `PackedLayout` decides which token sees which. The numbers are those of separate rows. A model whose
 attention cannot be replaced gets separate ("flat") rows: a prompt and a completion each, padded,
