@@ -335,6 +335,8 @@ class Returning(Method):
         ([(0.5, 0.5), 0.0], "2 numbers for a completion of 1 tokens"),
         ([(), 0.0], "0 numbers for a completion of 1 tokens"),
         ([0.0, float("nan")], "the advantage nan"),
+        ([0.0, 1e300], r"the advantage 1e\+300"),
+        ([0.0, 10**400], "the advantage 1000"),
         ([0.0, (float("inf"),)], "the advantage "),
     ],
 )

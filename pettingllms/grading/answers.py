@@ -1,8 +1,7 @@
 r"""Finds the answer in a text and compares it with the reference.
 
-Numbers, texts, lists and matrices are compared here, exactly; everything else goes to SymPy, if it is installed,
-in a process that can be killed (`symbolic`). Both sides are answers, not the texts around them. With brackets `()` and `[]` the order counts, `{}` and a bare `1, 2` are sets, and a row or column may stand
-for a tuple. A percentage is a hundredth, and a number in a base differs from one in another.
+Numbers, texts, lists and matrices are compared here, exactly; everything else goes to SymPy, if it is installed, in a process that can be killed (`symbolic`). Both sides are answers, not the texts around them.
+With brackets `()` and `[]` the order counts, `{}` and a bare `1, 2` are sets, and a row or column may stand for a tuple. A percentage is a hundredth, and a number in a base differs from one in another.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from pettingllms.grading import notation
-from pettingllms.grading.expressions import Expression
-from pettingllms.grading.notation import Items, plain, read_number, split_list, squashed
+from pettingllms.grading.expressions import WORDS, Expression
+from pettingllms.grading.notation import Items, plain, read_number, split_list, split_relation
 from pettingllms.grading.symbolic import Grade, symbolic_equal
 
 MAX_ITEMS, MAX_NESTING, MAX_PAIRS = 32, 4, 1500  # pairs of items, also within sets of sets
@@ -70,9 +69,9 @@ class _Comparison:
         if all(map(_DECIMAL.fullmatch, (gold, answer))) and ("," in gold) != ("," in answer):
             gold, answer = gold.replace(",", "."), answer.replace(",", ".")  # `3,14`
         gold, answer = plain(gold), plain(answer)
-        if not gold or not answer or squashed(gold) == squashed(answer):
+        if not gold or not answer or notation.squashed(gold) == notation.squashed(answer):
             return Grade(bool(gold and answer))
-        if gold.isalpha() and answer.isalpha():
+        if gold.isalpha() and answer.isalpha() and not {gold, answer} <= WORDS:
             return Grade(bool(_PRODUCT.fullmatch(gold)) and sorted(gold) == sorted(answer))
         return self._measured(*_without_names(gold, answer, self.strict), depth)
 
@@ -82,10 +81,10 @@ class _Comparison:
         if unit == other:
             left = f"({left})*{factor}/({times})" if unit and factor != times else left
             return self._values(left, right, depth)
-        if unit and other:
+        if (unit and other) or self.strict:
             return Grade(False)
         # What looks like a unit is a variable, if the other side has it too.
-        verdict = Grade(False) if self.strict else self._values(left, right, depth)
+        verdict = self._values(left, right, depth)
         return verdict if verdict.equal else self._values(gold, answer, depth)
 
     def _values(self, gold: str, answer: str, depth: int) -> Grade:
@@ -96,8 +95,9 @@ class _Comparison:
         items = None if number else split_list(answer)
         if gold_items and items:
             return self._items(gold_items, items, depth)
-        # One answer is not several.
-        if (gold_items and number) or (items and gold_number):
+        # One answer is not several, and in a vote a condition is no set.
+        apart = self.strict and bool(split_relation(gold)) != bool(split_relation(answer))
+        if (gold_items and number) or (items and gold_number) or apart:
             return Grade(False)
         if self.cpu_s > CPU_S:
             return Grade(False, "undecided", "SymPy took too long for the whole answer")
@@ -140,7 +140,7 @@ def _without_names(gold: str, answer: str, always: bool) -> tuple[str, str]:
     """Removes `x =` from both, unless they are equations to compare: two names, or `x = 2` and `2 - x = 0`."""
     named = []
     for text in (gold, answer):
-        found = notation.split_relation(text)
+        found = split_relation(text)
         single = found and found.name not in ("", "~") and found.signs == ("=",)
         named.append((found.name, found.sides[1]) if found and single else ("", text))
     (name, value), (other_name, other) = named

@@ -17,7 +17,6 @@ setting `swap+shared+dr_mas` makes the same class.
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
@@ -274,7 +273,7 @@ class Method:
 
         Raises:
             ConfigError: `advantages` returned something else.
-            NonFiniteError: a number is infinite or NaN.
+            NonFiniteError: a number is NaN, or too large for single precision.
         """
         values: Any = self.advantages(groups)
         counts = [len(c.completion.token_ids) for group in groups for c in group.candidates]
@@ -288,6 +287,10 @@ class Method:
         return [_numbers(*pair, subject) for pair in zip(values, counts, strict=True)]
 
 
+LARGEST = 3.4e38
+"""A tensor in single precision holds numbers up to it."""
+
+
 def _numbers(value: Any, tokens: int, subject: str) -> Advantage:
     numbers = value if isinstance(value, list | tuple) else (value,)
     if not all(isinstance(number, Real) for number in numbers):
@@ -296,7 +299,7 @@ def _numbers(value: Any, tokens: int, subject: str) -> Advantage:
         )
     if numbers is value and len(numbers) != tokens:
         raise ConfigError(f"{subject} {len(numbers)} numbers for a completion of {tokens} tokens")
-    if not all(map(math.isfinite, numbers)):
+    if not all(abs(number) <= LARGEST for number in numbers):  # NaN is not, either
         raise NonFiniteError(f"{subject} the advantage {value!r:.80}; look for extreme rewards")
     return tuple(map(float, numbers)) if numbers is value else float(value)
 
