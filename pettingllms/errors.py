@@ -82,20 +82,10 @@ class SandboxUnavailable(PettingLLMsError, RuntimeError):
     """The sandbox itself failed. It says nothing about the program and is never a reward."""
 
 
-_TRAIN = [
-    "torch",
-    "transformers",
-    "trl",
-    "peft",
-    "accelerate",
-    "safetensors",
-    "rich",
-    "matplotlib",
-    "yaml",
-]
-_SERVE = ["httpx2", "uvicorn", "starlette"]
-EXTRAS = dict.fromkeys(_TRAIN, "train") | dict.fromkeys(_SERVE, "serve")
-EXTRAS |= dict.fromkeys(("openenv", "fastapi"), "openenv")
+_TRAIN = ("torch", "transformers", "trl", "peft", "accelerate", "safetensors", "rich", "yaml")
+_SERVE, _OPENENV = ("httpx2", "uvicorn", "starlette"), ("openenv", "fastapi")
+_MODULES = {"train": (*_TRAIN, "matplotlib"), "serve": _SERVE, "openenv": _OPENENV}
+EXTRAS = {module: extra for extra, modules in _MODULES.items() for module in modules}
 """Module -> the extra that installs it."""
 
 

@@ -15,6 +15,7 @@ from pettingllms.data.splits import SPLITS
 from pettingllms.data.sudoku_solver import (
     BOXES,
     GRADES,
+    GUESS_LIMIT,
     Search,
     Undecided,
     _Notes,
@@ -91,13 +92,13 @@ def test_a_puzzle_that_takes_too_many_guesses_is_passed_over(monkeypatch):
     def first_fails(*args):
         limits.append(args[3])
         if len(limits) == 1:
-            raise sudoku.Undecided
+            raise Undecided
         return make(*args)
 
     monkeypatch.setattr(sudoku, "puzzle", first_fails)
     assert sudoku.generate(random.Random(0), "train").blanks
     assert len(limits) == 2
-    assert max(limits) < sudoku.GUESS_LIMIT
+    assert max(limits) < GUESS_LIMIT
 
 
 def test_all_4x4_grids_are_known():

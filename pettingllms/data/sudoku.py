@@ -241,7 +241,6 @@ def generate(
                     return puzzle(clues_left, solution, grade(clues_left), 10 * GUESSES)
                 except Undecided:
                     suits = False  # no solver should have to guess so often
-                    break
         # A tenth of all puzzles is in the smallest split.
         spent += 0.1 if suits else 1.0
     raise ConfigError(
@@ -251,11 +250,7 @@ def generate(
 
 
 def puzzle(clues: Grid, solution: Grid, found: str, limit: int = GUESS_LIMIT) -> Puzzle:
-    """The puzzle with these clues, this only solution and this grade.
-
-    Raises:
-        Undecided: more than `limit` guesses lead to the solution.
-    """
+    """The puzzle with these clues, this only solution and this grade; Undecided after `limit` guesses."""
     if found != "search":
         return Puzzle(clues, solution, found, 0)
     search = Search(clues, limit=limit)

@@ -23,8 +23,6 @@ _BEFORE = re.compile(
     rf"(?:\](?:[ ,;+&]|and|then|followed by)*|(?:\d\s*[x×*]|{_TIMES}\w*(?: of)?)[ (]*)$"
 )
 _AFTER = re.compile(rf"[ )]*(?:[²³]|\(?[x×*^]\s*\d|[ ,(]*{_TIMES})")
-_NEAR = 24
-"""Characters beside a list in which such a sign or word is looked for."""
 _CELL = re.compile(r"[A-Za-z]\d{1,3}")
 _NAMES = {
     **dict.fromkeys(("U", "u", "up", "north"), "U"),
@@ -54,7 +52,7 @@ def last_list(text: str) -> str | ParseError:
     window = text[max(0, stop - MAX_LIST_CHARS) : stop]
     before, opening, last = window.rpartition("[")
     if opening and last.find("]") == len(last) - 1:  # the usual case: a list without lists in it
-        if _BEFORE.search(before[-_NEAR:]) or _AFTER.match(text[stop : stop + _NEAR]):
+        if _BEFORE.search(before[-24:]) or _AFTER.match(text[stop : stop + 24]):
             return ParseError(
                 "lists side by side, or one that is repeated; write out a single list"
             )

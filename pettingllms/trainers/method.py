@@ -287,10 +287,6 @@ class Method:
         return [_numbers(*pair, subject) for pair in zip(values, counts, strict=True)]
 
 
-LARGEST = 3.4e38
-"""A tensor in single precision holds numbers up to it."""
-
-
 def _numbers(value: Any, tokens: int, subject: str) -> Advantage:
     numbers = value if isinstance(value, list | tuple) else (value,)
     if not all(isinstance(number, Real) for number in numbers):
@@ -299,7 +295,7 @@ def _numbers(value: Any, tokens: int, subject: str) -> Advantage:
         )
     if numbers is value and len(numbers) != tokens:
         raise ConfigError(f"{subject} {len(numbers)} numbers for a completion of {tokens} tokens")
-    if not all(abs(number) <= LARGEST for number in numbers):  # NaN is not, either
+    if not all(abs(number) < 3.4e38 for number in numbers):  # nor is NaN
         raise NonFiniteError(f"{subject} the advantage {value!r:.80}; look for extreme rewards")
     return tuple(map(float, numbers)) if numbers is value else float(value)
 
