@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -161,13 +161,15 @@ def viewing(run: Path) -> Iterator[tuple[Ask, subprocess.Popen[str]]]:
     try:
         assert process.stdout is not None
         address = process.stdout.readline().strip()
-        connection = http.client.HTTPConnection("127.0.0.1", int(address.split(":")[2][:-1]))
+        port = int(address.split(":")[2][:-1])
 
         def ask(name: str, **values: Any) -> Any:
             if name == "address":
                 return address
-            connection.request("GET", f"/api/{name}?{urlencode(values)}")
-            return json.load(connection.getresponse())
+            # One for each request: the server closes a connection that idles while a browser starts.
+            with closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
+                connection.request("GET", f"/api/{name}?{urlencode(values)}")
+                return json.load(connection.getresponse())
 
         yield ask, process
     finally:
