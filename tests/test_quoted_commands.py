@@ -39,6 +39,7 @@ RUN = [
     "peers --dry-run --env coding --seeds 0 --tokens 1",
     "peers_sweep --dry-run",
     "reading --dry-run --minutes 0 --only read relay",
+    "errands",
     "relay",
     "search_speed --passages 30 --words 12 --queries 2",
     "programs --rounds 2 --waiting 4",
