@@ -2,10 +2,10 @@
 
     python -m benchmarks.reading [--minutes N] [--only read relay] [--dry-run]
 
-A cell is an arm that is trained on a task with a learning rate and a seed. All arms have the same number of updates
-and completions. The rate of each is the one whose team solves most validation tasks of `read` with the seed `TUNING`;
-where that is the first or last one of the grid, the grid is extended. Teams of the seeds `SEEDS` then play 200 test tasks, with
-people and cities that are in no training task. Finished cells are kept in `results/reading.json` and not repeated; several
+A cell is an arm that is trained on a task with a learning rate and a seed. Arms have the same number of updates
+and completions; dynamic sampling has the same tokens. The rate of each is the one whose team solves most validation tasks
+of `read` with the seed `TUNING`; where that is the first or last one of the grid, the grid is extended. Arms in `UNTUNED` have
+no sweep. Teams of the seeds `SEEDS` then play 200 test tasks, with names that are in no training task. Finished cells are kept in `results/reading.json` and not repeated; several
 processes share the cells. `python -m benchmarks.figures` draws the figure.
 """
 

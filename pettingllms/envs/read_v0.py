@@ -33,7 +33,8 @@ nothing.
 # Arguments
 
 `sentences` (2 to 6), `rewards`, `split`, `alpha`, `show_thinking`, `render_mode`. `max_turns` (alias `max_cycles`) is 1 by default;
-more turns have no use, because the answerer's reply ends the episode.
+more turns have no use, because the answerer's reply ends the episode. A subclass may set `sentence`, `question`, `request`,
+`subjects`, and `answers`, and then has other notes.
 
 # Version History
 
@@ -109,7 +110,7 @@ class raw_env(TextEnv):
     sentence: ClassVar[str] = "{} lives in {}"
     question: ClassVar[str] = "Where does {} live?"
     request: ClassVar[str] = "Say the last word of: {}"
-    """What the answerer is asked about the finder's reply; a subclass may read other notes."""
+    """What the answerer is asked about the finder's reply."""
     subjects: ClassVar[Mapping[str, Sequence[str]]] = PEOPLE
     answers: ClassVar[Mapping[str, Sequence[str]]] = CITIES
 
