@@ -311,7 +311,7 @@ def draw_reading() -> Figure:
     """A real pretrained model: each team's success on test tasks; success in training beside it."""
     results = load("reading")
     figure, (teams, curve) = plt.subplots(1, 2, figsize=(10, 3.8), width_ratios=(3, 2))
-    colors = {"read": BLUE, "relay": ORANGE}
+    colors = {"read": BLUE, "relay": ORANGE, "desk": GREEN}
     points = [
         Point(team, estimate(solved), task, colors[task])
         for (task, team), solved in reading_teams(results).items()

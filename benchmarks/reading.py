@@ -2,10 +2,10 @@
 
     python -m benchmarks.reading [--minutes N] [--only read relay] [--dry-run]
 
-A cell is an arm that is trained on a task with a learning rate and a seed. All arms have the same number of updates
-and completions. The rate of each is the one whose team solves most validation tasks of `read` with the seed `TUNING`;
-where that is the first or last one of the grid, the grid is extended. Teams of the seeds `SEEDS` then play 200 test tasks, with
-people and cities that are in no training task. Finished cells are kept in `results/reading.json` and not repeated; several
+A cell is an arm that is trained on a task with a learning rate and a seed. Arms have the same number of updates
+and completions; dynamic sampling has the same tokens. The rate of each is the one whose team solves most validation tasks
+of `read` with the seed `TUNING`; where that is the first or last one of the grid, the grid is extended. Arms in `UNTUNED` have
+no sweep. Teams of the seeds `SEEDS` then play 200 test tasks, with names that are in no training task. Finished cells are kept in `results/reading.json` and not repeated; several
 processes share the cells. `python -m benchmarks.figures` draws the figure.
 """
 
@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from benchmarks import relay
+from benchmarks import errands, relay
 from benchmarks.evidence import Table, revision, shown, solved_digits
 from benchmarks.options import Options
 from pettingllms.envs import make, program_v0, read_v0
@@ -44,7 +45,8 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "reading.json"
 MODEL = "smollm2"
 SEEDS = (2, 3, 4, 5, 6)
-"""Of what is published; three of each task are measured first."""
+"""Of what is published; three of each task are measured first, and two of tasks that a stranger wrote."""
+FIVE_SEEDS = ("read", "relay")
 TUNING = 0
 """The seed of the sweep of learning rates."""
 TEST_TASKS, VALIDATION_TASKS = 200, 100
@@ -65,15 +67,33 @@ SETTINGS: Mapping[str, Any] = {
     "eval_steps": 0,
 }
 AT_GRPO, SHARED, EPISODES = "policy for each role", "one shared policy", "whole episodes"
+DYNAMIC, COLD, WARM = "dynamic sampling", "no warm start", "after a warm start"
 ARMS: Mapping[str, Mapping[str, Any]] = {
     AT_GRPO: {},
     # As many weights as two adapters have, and a word in each prompt that says whose it is.
     SHARED: {"policies": "shared", "lora_r": 32, "lora_alpha": 64},
     EPISODES: {"method": "grpo"},
+    # Ends at the tokens of the policy for each role with the same seed.
+    DYNAMIC: {"max_num_gen_batches": 4},
+    # As the command trains by default: a warm start makes adapters of all linear layers.
+    COLD: {"lora_target_modules": "all-linear"},
+    WARM: {"lora_target_modules": "all-linear"},
 }
+UNTUNED: Mapping[str, float] = {DYNAMIC: 1.6e-3, COLD: 2e-4, WARM: 2e-4}
+"""Rates of arms that have no sweep: that of the arm they are compared with, and the command's default."""
 TASK_ARMS: Mapping[str, Sequence[str]] = {
-    "read": (AT_GRPO, SHARED, EPISODES),
+    "read": (AT_GRPO, SHARED, EPISODES, DYNAMIC),
     "relay": (AT_GRPO, EPISODES),
+    "desk": (AT_GRPO,),
+    "rooms": (COLD, WARM),
+    "prices": (COLD, WARM),
+}
+STRANGERS = ("rooms", "prices")
+"""Tasks that have a table of their own."""
+OTHER_TASKS: Mapping[str, Callable[..., Any]] = {
+    "desk": errands.Desk,
+    "rooms": errands.Rooms,
+    "prices": errands.Prices,
 }
 
 
@@ -112,6 +132,8 @@ def environment(cell: Cell, split: str) -> Any:
             settle=0.0,
             split=split,
         )
+    if cell.task in OTHER_TASKS:
+        return OTHER_TASKS[cell.task](split=split)
     return RoleWords(split=split) if cell.arm == SHARED else make("read", split=split)
 
 
@@ -120,14 +142,16 @@ def trainer_of(cell: Cell) -> ATGRPO:
     env = environment(cell, "train")
     settings = {**SETTINGS, **ARMS[cell.arm], "learning_rate": cell.rate, "seed": cell.seed}
     config = resolve(ATGRPOConfig(env="read", **settings), env)
+    targets = config.lora_target_modules
     policies = load_policies(
         model_path(MODEL),
         parse_policies(config.policies, roles_of(env)),
         dtype=config.dtype,
         lora_r=config.lora_r,
         lora_alpha=config.lora_alpha,
-        lora_target_modules=config.lora_target_modules.split(","),
+        lora_target_modules=targets if targets == "all-linear" else targets.split(","),
         seed=cell.seed,
+        adapters=errands.warm_adapters(MODEL) if cell.arm == WARM else None,
     )
     return ATGRPO(config, env, policies)
 
@@ -151,27 +175,37 @@ def played(cell: Cell, trainer: ATGRPO, team: RoleTeam, split: str, tasks: int) 
     return solved_digits(episodes)
 
 
-def measured(cell: Cell, base: str | None) -> dict[str, Any]:
-    """Trains a cell and plays its teams; `base` is the untrained team's result, where it is known."""
+def measured(cell: Cell, base: str | None, tokens: float = math.inf) -> dict[str, Any]:
+    """Trains a cell and plays its teams.
+
+    Args:
+        cell: what is trained.
+        base: the untrained team's result, where it is known.
+        tokens: after which training ends before its last step.
+    """
     torch.set_num_threads(1)
-    started, trainer = cpu_seconds(), trainer_of(cell)
-    last, curve = roles_of(trainer.env)[-1], []
-    while trainer.step < STEPS:
+    trainer = trainer_of(cell)
+    every = RoleTeam("both", trainer.trained, {})
+    if cell.arm in (COLD, WARM) and base is None:
+        base = played(cell, trainer, every, "test", TEST_TASKS)
+    started, last, curve = cpu_seconds(), roles_of(trainer.env)[-1], []
+    while trainer.step < STEPS and trainer.tokens < tokens:
         _, metrics = trainer.train_step()
         rewards = {k: round(v, 3) for k, v in metrics.items() if k.startswith("reward/")}
-        success, tokens = metrics[f"success/{last}"], int(metrics["num_tokens"])
-        curve.append({"success": round(success, 3), "tokens": tokens, **rewards})
+        success, sampled = metrics[f"success/{last}"], int(metrics["num_tokens"])
+        curve.append({"success": round(success, 3), "tokens": sampled, **rewards})
         print(trainer.step, curve[-1], f"{cpu_seconds() - started:.0f} s", flush=True)
     record: dict[str, Any] = {
         "tokens": trainer.tokens,
         "training_cpu_s": round(cpu_seconds() - started, 1),
         "curve": curve,
     }
-    every = RoleTeam("both", trainer.trained, {})
     if cell.seed == TUNING:
         record["teams"] = {"both": played(cell, trainer, every, "val", VALIDATION_TASKS)}
     else:
         teams = role_teams(trainer.trained) if cell.arm == AT_GRPO else [every]
+        if cell.arm in (COLD, WARM):
+            teams = [RoleTeam("base", (), {}), every]
         record["teams"] = {
             team.title: base
             if team.title == "base" and base
@@ -209,6 +243,8 @@ class Lab:
 
     def rates(self, arm: str) -> tuple[list[float], float | None]:
         """The grid of an arm, and its best rate; None while cells of the grid are missing."""
+        if arm in UNTUNED:
+            return [], UNTUNED[arm]
         grid, cells = list(RATES), self.cells
         while True:
             names = {rate: Cell("read", arm, rate, TUNING).name for rate in grid}
@@ -233,13 +269,15 @@ class Lab:
             for seeds in (first, more)
             for task in self.only
             for arm in TASK_ARMS[task]
+            if seeds == first or (task in FIVE_SEEDS and arm not in UNTUNED)
         ]
         named = dict[Cell, None]()
         for task, arm, seeds in blocks:
             grid, best = rates[arm]
             named |= dict.fromkeys(Cell("read", arm, rate, TUNING) for rate in grid)
             if best is not None and arm in TASK_ARMS[task]:
-                named |= dict.fromkeys(Cell(task, arm, best, seed) for seed in seeds)
+                few = seeds[:2] if arm in (COLD, WARM) else seeds
+                named |= dict.fromkeys(Cell(task, arm, best, seed) for seed in few)
         yield from named
 
     def missing(self) -> list[Cell]:
@@ -264,7 +302,7 @@ class Lab:
             except BlockingIOError:
                 return False
             print(cell.name, flush=True)
-            record = measured(cell, self._base(cell))
+            record = measured(cell, self._base(cell), self._tokens(cell))
             self.keep(cell.name, record)
             print(
                 {team: share(own) for team, own in record["teams"].items()},
@@ -275,8 +313,16 @@ class Lab:
 
     def _base(self, cell: Cell) -> str | None:
         """The untrained team's result, which is measured once."""
-        of_task = (own for name, own in self.cells.items() if name.startswith(f"{cell.task}/"))
+        # That of a warm start is another one.
+        start = f"{cell.task}/{cell.arm}/" if cell.arm == WARM else f"{cell.task}/"
+        of_task = (own for name, own in self.cells.items() if name.startswith(start))
         return next((own["teams"]["base"] for own in of_task if "base" in own["teams"]), None)
+
+    def _tokens(self, cell: Cell) -> float:
+        """Those after which a cell ends."""
+        if cell.arm != DYNAMIC:
+            return math.inf
+        return float(self.cells[cell._replace(arm=AT_GRPO).name]["tokens"])
 
     def keep(self, name: str, record: Mapping[str, Any]) -> None:
         """Adds a finished cell to the results."""
@@ -294,11 +340,11 @@ Solved = dict[tuple[str, str], np.ndarray]
 """Task and team -> which test tasks it solved, of shape (seeds, tasks)."""
 
 
-def published(results: Mapping[str, Any]) -> Solved:
-    """All teams of the seeds that count; the untrained one has one row."""
+def published(results: Mapping[str, Any], *, strangers: bool = False) -> Solved:
+    """All teams of the seeds that count, of a stranger's tasks or of the others; the untrained one has one row."""
     rows: dict[tuple[str, str], dict[int, list[float]]] = {}
     for task, arms in TASK_ARMS.items():
-        for arm in arms:
+        for arm in arms if strangers == (task in STRANGERS) else ():
             for name, record in results["cells"].items():
                 _, _, _, seed = name.split("/")
                 if name.startswith(f"{task}/{arm}/") and int(seed) != TUNING:
@@ -307,17 +353,18 @@ def published(results: Mapping[str, Any]) -> Solved:
                         own = rows.setdefault((task, title), {})
                         own[int(seed)] = [float(digit) for digit in digits]
     first = {
-        key: own if key[1] != "base" else {min(own): own[min(own)]} for key, own in rows.items()
+        key: own if not key[1].startswith("base") else {min(own): own[min(own)]}
+        for key, own in rows.items()
     }
     return {key: np.array([own[seed] for seed in sorted(own)]) for key, own in first.items()}
 
 
 def of_seeds(results: Mapping[str, Any], task: str) -> dict[str, np.ndarray]:
-    """Success in training by arm, of shape (seeds, steps), of the seeds that count."""
+    """Success in training by arm of equal steps, of shape (seeds, steps), of the seeds that count."""
     curves: dict[str, list[list[float]]] = {}
     for name, record in results["cells"].items():
         of_task, arm, _, seed = name.split("/")
-        if of_task == task and int(seed) != TUNING:
+        if of_task == task and int(seed) != TUNING and arm not in UNTUNED:
             curves.setdefault(arm, []).append([step["success"] for step in record["curve"]])
     return {arm: np.array(own) for arm, own in curves.items()}
 
@@ -350,6 +397,20 @@ def claims(results: Mapping[str, Any]) -> Table:
         for (task, team), gain in gains.items()
     ]
     return ["task", "both minus", "difference", "p (Holm)"], rows
+
+
+def strangers(results: Mapping[str, Any]) -> Table:
+    """A row for each task and start: success before training, of each seed after it, and the mean."""
+    solved, rows = published(results, strangers=True), []
+    for task in STRANGERS:
+        for arm in TASK_ARMS[task]:
+            if (task, f"both, {arm}") in solved:
+                before, after = solved[task, f"base, {arm}"], solved[task, f"both, {arm}"]
+                each = ", ".join(f"{own.mean():.2f}" for own in after)
+                rows.append(
+                    [f"`{task}`", arm, shown(over_seeds(before)), each, shown(over_seeds(after))]
+                )
+    return ["task", "start", "untrained", "trained, each seed", "mean"], rows
 
 
 def sweep(results: Mapping[str, Any]) -> Table:
@@ -391,7 +452,7 @@ def main() -> None:
         return
     lab.run(options.minutes)
     results = json.loads(options.out.read_text())
-    for rows in (table(results), claims(results), sweep(results)):
+    for rows in (table(results), claims(results), sweep(results), strangers(results)):
         print(f"\n{as_text([rows[0], *rows[1]])}")
 
 

@@ -279,7 +279,8 @@ def tables() -> dict[str, Callable[[], str]]:
         found["parts_sweep"] = lambda: markdown(*parts.sweep(load("parts_pilots")))
     if published("reading"):
         found |= {
-            f"reading_{name}": partial(_of_script, "reading", name) for name in ("claims", "sweep")
+            f"reading_{name}": partial(_of_script, "reading", name)
+            for name in ("claims", "sweep", "strangers")
         }
     if published("protocol"):
         found["protocol_controls"] = partial(_of_script, "protocol", "controls")

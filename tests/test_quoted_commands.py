@@ -49,6 +49,7 @@ RUN = [
     "peers_sweep --dry-run",
     "reading --dry-run --minutes 0 --only read relay",
     "reading --minutes 0 --only read relay",
+    "errands",
     "relay",
     "search_speed --passages 30 --words 12 --queries 2",
     "programs --rounds 2 --waiting 4",

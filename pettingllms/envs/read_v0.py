@@ -33,7 +33,8 @@ nothing.
 # Arguments
 
 `sentences` (2 to 6), `rewards`, `split`, `alpha`, `show_thinking`, `render_mode`. `max_turns` (alias `max_cycles`) is 1 by default;
-more turns have no use, because the answerer's reply ends the episode.
+more turns have no use, because the answerer's reply ends the episode. A subclass may set `sentence`, `question`, `request`,
+`subjects`, and `answers`, and then has other notes.
 
 # Version History
 
@@ -42,7 +43,7 @@ more turns have no use, because the answerer's reply ends the episode.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Unpack
 
@@ -106,6 +107,12 @@ class raw_env(TextEnv):
         "eval_steps": 0,
     }
     schemes: ClassVar[tuple[str, ...]] = ("dense", "sparse")
+    sentence: ClassVar[str] = "{} lives in {}"
+    question: ClassVar[str] = "Where does {} live?"
+    request: ClassVar[str] = "Say the last word of: {}"
+    """What the answerer is asked about the finder's reply."""
+    subjects: ClassVar[Mapping[str, Sequence[str]]] = PEOPLE
+    answers: ClassVar[Mapping[str, Sequence[str]]] = CITIES
 
     def __init__(
         self,
@@ -123,16 +130,16 @@ class raw_env(TextEnv):
 
     def _start(self, seed: int, options: dict[str, Any]) -> ReadState:  # noqa: ARG002 - none
         draw = self._random(seed)
-        people = draw.sample(PEOPLE[self.split], self.sentences)
-        cities = draw.sample(CITIES[self.split], self.sentences)
-        return ReadState(tuple(zip(people, cities, strict=True)), draw.randrange(self.sentences))
+        subjects = draw.sample(self.subjects[self.split], self.sentences)
+        answers = draw.sample(self.answers[self.split], self.sentences)
+        return ReadState(tuple(zip(subjects, answers, strict=True)), draw.randrange(self.sentences))
 
     def _text(self, state: ReadState, agent: str) -> str:
         if agent == "answerer_0":
-            return f"Say the last word of: {state.quote}"
-        told = " ".join(f"{person} lives in {city}." for person, city in state.notes)
-        who = state.notes[state.asked][0]
-        return f"{told} Where does {who} live? Reply with the sentence that says it."
+            return self.request.format(state.quote)
+        told = " ".join(f"{self.sentence.format(*note)}." for note in state.notes)
+        question = self.question.format(state.notes[state.asked][0])
+        return f"{told} {question} Reply with the sentence that says it."
 
     def _hears(self, agent: str) -> Collection[str]:
         """Returns nobody: a finder's thought would name the city, also where `show_thinking` is set."""
@@ -150,7 +157,7 @@ class raw_env(TextEnv):
         named = city in reply and not any(other in reply for other in others)
         words = len(reply.split())
         if agent == "finder_0":
-            right = reply == f"{who} lives in {city}"
+            right = reply == self.sentence.format(who, city)
             local = 1.0 if right else PARTLY_FOUND * (named and words <= 8)
             after = replace(state, quote=reply[:MOST_SHOWN])
             return self._paid(after, local, right=right, success=False)
