@@ -374,6 +374,16 @@ def test_runs_of_one_method_have_one_interval_over_seeds_and_tasks(
     agreed = over_seeds((rng.random((2, 50)) < 0.5).astype(float))
     assert agreed.high - agreed.low < 0.45
     assert main(["--combine", *folders, "--compare", *folders]) == FAILED
+    more = str(tmp_path / "3")  # of other settings, and of fewer tasks
+    assert main([*argv[:-1], "3", "--samples", "2", "--out", more]) == 0
+    capsys.readouterr()
+    assert main(["--combine", *folders, more]) == 0
+    out = capsys.readouterr().out
+    assert "3 runs, 3 tasks of all (1 others are left out)" in out
+    assert "settings that differ: samples: 1, 1, 2" in out
+    for once in (folders[:1], [folders[0], f"{folders[0]}/"]):  # no second seed
+        assert main(["--combine", *once]) == FAILED
+        assert "at least two evaluations" in capsys.readouterr().err
 
 
 def test_runs_are_played_and_then_compared(trained: Summary, tmp_path: Path) -> None:

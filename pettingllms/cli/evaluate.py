@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -239,17 +240,29 @@ def _compare(options: EvalConfig, specs: tuple[str, str]) -> int:
 def _combine(options: EvalConfig, specs: Sequence[str]) -> int:
     """Prints and writes the scores of one method, with intervals over seeds and tasks."""
     from pettingllms.evaluation import report
-    from pettingllms.evaluation.compare import combined
+    from pettingllms.evaluation.compare import combined, settings_apart
 
-    scores = combined([_side(options, spec, str(n)) for n, spec in enumerate(specs, 1)])
+    if not len(specs) == len({os.path.realpath(spec) for spec in specs}) > 1:
+        raise ConfigError(
+            "--combine takes at least two evaluations, each once: one alone says nothing about seeds"
+        )
+    sides = [_side(options, spec, str(n)) for n, spec in enumerate(specs, 1)]
+    scores = combined(sides)
     tasks = next(iter(scores.values())).tasks
-    note = (
-        f"{len(specs)} runs, {tasks} tasks of all; in brackets 95 % intervals over runs and tasks"
-    )
-    print(f"\n{report.as_text(report.scores_table(scores, short=True))}\n\n{note}")
+    played = {e.task.id for side in sides for team in side.episodes.values() for e in team}
+    left = f" ({len(played) - tasks} others are left out)" if len(played) > tasks else ""
+    notes = [
+        f"{len(specs)} runs, {tasks} tasks of all{left}; in brackets 95 % intervals over runs and tasks"
+    ]
+    # Seeds and folders differ by design; whatever else does makes them runs of several methods.
+    apart = {name for side in sides[1:] for name in settings_apart(sides[0], side)}
+    for name in sorted(apart - {"seed", "adapters"}):
+        values = ", ".join(repr(side.settings.get(name)) for side in sides)
+        notes.append(f"settings that differ: {name}: {values}")
+    print(f"\n{report.as_text(report.scores_table(scores, short=True))}\n\n" + "\n".join(notes))
     rows = {"folders": list(specs), "results": {t: [e.row()] for t, e in scores.items()}}
     return _written(
-        options, "combined", rows, [report.as_markdown(report.scores_table(scores)), note]
+        options, "combined", rows, [report.as_markdown(report.scores_table(scores)), *notes]
     )
 
 

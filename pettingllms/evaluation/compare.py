@@ -265,11 +265,9 @@ def combined(sides: Sequence[Side]) -> dict[str, Evaluation]:
         played = [next(iter(s.episodes.values())) if alone else s.episodes[title] for s in sides]
         scores = [scores_by_task(episodes) for episodes in played]
         both = [task for task in scores[0] if all(task in by_task for by_task in scores)]
-        names = (
-            [n for n in scores[0][both[0]] if all(n in o[t] for o in scores for t in both)]
-            if both
-            else []
-        )
+        if not both:
+            continue
+        names = [n for n in scores[0][both[0]] if all(n in o[t] for o in scores for t in both)]
         tables = {
             n: np.array([[by_task[task][n] for task in both] for by_task in scores]) for n in names
         }
@@ -280,7 +278,7 @@ def combined(sides: Sequence[Side]) -> dict[str, Evaluation]:
         settings = first.settings
         sizes = (len(both), settings.get("samples", 1), settings.get("greedy", False))
         teams[title] = Evaluation(roles, *sizes, estimates)
-    if not any(evaluation.tasks for evaluation in teams.values()):
+    if not teams:
         raise ConfigError(
             f"{', '.join(side.name for side in sides)} have no team with the same tasks in common; "
             "choose with FOLDER:TEAM"
