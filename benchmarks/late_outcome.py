@@ -76,7 +76,7 @@ def train(method: str, seed: int, tokens: int) -> dict[str, list[float]]:
         tasks_per_step=8,
         max_completion_length=8,
         eval_tasks=1,
-        **({"num_generations": GENERATIONS[method]} if method in GENERATIONS else {}),
+        num_generations=GENERATIONS.get(method),
     )
     policies = load_policies(EMBEDDED, {role: role for role in ROLES}, seed=seed)
     trainer = ATGRPO(replace(config, env="relay"), Relay(), policies)
