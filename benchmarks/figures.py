@@ -24,6 +24,7 @@ from benchmarks.evidence import COLORS, draw_curve, estimate
 from benchmarks.habits import AFTER, BEFORE, CLEAN, as_values
 from benchmarks.parts import STORIES
 from benchmarks.peers_report import TITLES, of
+from benchmarks.reading import DYNAMIC
 from benchmarks.reading import of_seeds as reading_curves
 from benchmarks.reading import published as reading_teams
 from benchmarks.tables import BLIND, blind_success, digits, larger_of, learned, load, published
@@ -312,9 +313,13 @@ def draw_reading() -> Figure:
     results = load("reading")
     figure, (teams, curve) = plt.subplots(1, 2, figsize=(10, 3.8), width_ratios=(3, 2))
     colors = {"read": BLUE, "relay": ORANGE, "desk": GREEN}
+    first, last = ("finder", "searcher", "sorter"), ("answerer", "speaker")
+    titles = {f"only {role}": "only the first role" for role in first}
+    titles |= {f"only {role}": "only the last role" for role in last}
     points = [
-        Point(team, estimate(solved), task, colors[task])
+        Point(titles.get(team, team), estimate(solved), task, colors[task])
         for (task, team), solved in reading_teams(results).items()
+        if team != f"both, {DYNAMIC}"  # a question of its own
     ]
     rows_of_points(teams, points, label="share of 200 test tasks solved")
     teams.set(xlim=(0, 1))

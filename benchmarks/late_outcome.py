@@ -31,7 +31,9 @@ from pettingllms.trainers.config import ATGRPOConfig
 
 RESULTS = Path(__file__).parent / "results" / "late_outcome.json"
 ROLES = ("first", "second", "third")
-METHODS = ("at_grpo", "look_ahead", "grpo", "dr_mas")
+METHODS = ("at_grpo", "look_ahead", "c3", "grpo", "dr_mas")
+GENERATIONS = {"c3": 3}
+"""A full tree of three agents has K + K^2 + K^3 completions: with K = 8 a step would take all tokens of a run."""
 LAST = 5
 """Steps at the beginning and the end over which rewards are averaged."""
 
@@ -74,6 +76,7 @@ def train(method: str, seed: int, tokens: int) -> dict[str, list[float]]:
         tasks_per_step=8,
         max_completion_length=8,
         eval_tasks=1,
+        num_generations=GENERATIONS.get(method),
     )
     policies = load_policies(EMBEDDED, {role: role for role in ROLES}, seed=seed)
     trainer = ATGRPO(replace(config, env="relay"), Relay(), policies)
@@ -111,17 +114,22 @@ def main() -> None:
     options = Options(__doc__.splitlines()[0])
     options.add_argument("--tokens", type=int, default=30_000, help="generated tokens of a run")
     options.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    options.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     arguments = options.parse_args()
     torch.set_num_threads(1)
-    found: dict[str, list[dict[str, list[float]]]] = {}
-    for method in METHODS:
+    runs: dict[str, list[dict[str, list[float]]]] = {}
+    for method in arguments.methods:
         for seed in arguments.seeds:
             run = train(method, seed, arguments.tokens)
-            found.setdefault(method, []).append(run)
+            runs.setdefault(method, []).append(run)
             ends = {role: round(sum(run[role][-LAST:]) / LAST, 2) for role in ROLES}
             first = {role: round(sum(run[role][:LAST]) / LAST, 2) for role in ROLES}
             print(method, seed, len(run["first"]), "steps", first, "->", ends, flush=True)
-    result = {"versions": versions(), "tokens": arguments.tokens, "methods": found}
+    published = json.loads(RESULTS.read_text())["methods"] if RESULTS.exists() else {}
+    methods = {
+        name: {**published, **runs}[name] for name in METHODS if name in {**published, **runs}
+    }
+    result = {"versions": versions(), "tokens": arguments.tokens, "methods": methods}
     RESULTS.write_text(f"{json.dumps(result, indent=1)}\n", encoding="utf-8")
     print(table(result))
 

@@ -12,27 +12,34 @@ import importlib.metadata
 import json
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
 from benchmarks.lengths import log_normal
 from benchmarks.options import Options
+from pettingllms.models import model_path
 from pettingllms.policies.prefix_trial import share_prompts
 from pettingllms.policies.weights import MERGE_LIMIT_BYTES, LoraWeights
 
 POLICY = "policy"
+PRODUCTS = {getattr(torch.ops.aten, name) for name in ("mm", "addmm", "bmm", "baddbmm", "linear")}
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
     """The options that all speed benchmarks have."""
     options = Options(description)
-    options.add_argument("--model", help="folder or id; by default random weights, 1.1M parameters")
+    options.add_argument(
+        "--model", help="folder, id, or smollm2; default: random weights, 1.1M parameters"
+    )
     options.add_argument(
         "--model-config", help="config.json of a model to make with random weights"
     )
@@ -59,7 +66,7 @@ def weights(options: argparse.Namespace) -> LoraWeights:
     low = torch.float32 if device.type == "cpu" else torch.bfloat16
     dtype = getattr(torch, options.dtype) if options.dtype else low
     if options.model:
-        model = AutoModelForCausalLM.from_pretrained(options.model, dtype=dtype)
+        model = AutoModelForCausalLM.from_pretrained(model_path(options.model), dtype=dtype)
     else:
         config = (
             AutoConfig.from_pretrained(options.model_config) if options.model_config else tiny()
@@ -160,6 +167,48 @@ def alternate(
             if number:
                 seconds[name].append(_now(device) - start)
     return {name: statistics.median(each) for name, each in seconds.items()}
+
+
+class Products(TorchDispatchMode):
+    """Counts matrix products by their operation and the shapes, strides, and types of their arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = Counter[tuple[Any, ...]]()
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Runs the operation."""
+        if operation.overloadpacket in PRODUCTS:
+            shapes = ((tuple(a.shape), a.stride(), a.dtype) for a in args if torch.is_tensor(a))
+            self.calls[operation, *shapes] += 1
+        return operation(*args, **(kwargs or {}))
+
+
+def product_seconds(run: Callable[[], object], device: str) -> float:
+    """Seconds that the matrix products of a run take by themselves, each the fastest of several.
+
+    It is a bound on what the run can gain without computing less. Attention's fused kernels do not count.
+    """
+    with Products() as products:
+        run()
+    total = 0.0
+    for (operation, *shapes), count in products.calls.items():
+        tensors = [
+            torch.empty_strided(shape, stride, dtype=dtype, device=device).normal_()
+            for shape, stride, dtype in shapes
+        ]
+        total += count * min(_timed(partial(operation, *tensors), device) for _ in range(5))
+    return total
+
+
+def _timed(run: Callable[[], object], device: str) -> float:
+    repeats, start = 0, _now(device)
+    while (passed := _now(device) - start) < 0.01:
+        run()
+        repeats += 1
+    return passed / repeats
 
 
 def _now(device: str) -> float:

@@ -65,14 +65,19 @@ def rows(result: Mapping[str, Any]) -> Table:
     for name in (BASE, *NAMES, *SMALL):
         found = [chosen(records, env, name) for env in envs]
         if any(found):
-            cells = [cell for each in found for cell in _cells(each)]
+            cells = [
+                cell
+                for env, records_of_env in zip(envs, found, strict=True)
+                for cell in _cells(env, name, records_of_env)
+            ]
             table.append([f"`{name}`", *cells])
     return ["method", *(head for env in envs for head in (f"`{env}`", "steps"))], table
 
 
-def _cells(runs: Sequence[Record]) -> tuple[str, str]:
+def _cells(env: str, name: str, runs: Sequence[Record]) -> tuple[str, str]:
     if not runs:
-        return "does not fit", ""
+        fits = any(arm.name == name for arm in arms(env))
+        return "not run" if fits else "does not fit", ""
     # A step of few episodes has few tokens, so that a method gets more updates for the same tokens.
     steps = [run["tokens"] / run["late"]["num_tokens"] for run in runs if "tokens" in run]
     return shown(estimate(solved(runs))), f"{sum(steps) / len(steps):.0f}" if steps else ""

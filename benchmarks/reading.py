@@ -83,7 +83,7 @@ UNTUNED: Mapping[str, float] = {DYNAMIC: 1.6e-3, COLD: 2e-4, WARM: 2e-4}
 """Rates of arms that have no sweep: that of the arm they are compared with, and the command's default."""
 TASK_ARMS: Mapping[str, Sequence[str]] = {
     "read": (AT_GRPO, SHARED, EPISODES, DYNAMIC),
-    "relay": (AT_GRPO, EPISODES),
+    "relay": (AT_GRPO, SHARED, EPISODES),
     "desk": (AT_GRPO,),
     "rooms": (COLD, WARM),
     "prices": (COLD, WARM),
@@ -125,7 +125,7 @@ def environment(cell: Cell, split: str) -> Any:
         if not relay.TASKS.exists():
             relay.write(relay.tasks())
         return program_v0.env(
-            relay.solve,
+            relay.solve_with_role_words if cell.arm == SHARED else relay.solve,
             roles="searcher,answerer",
             dataset=relay.TASKS,
             pays="early",

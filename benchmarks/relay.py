@@ -41,11 +41,25 @@ def look_up(register: Mapping[str, str], sentence: str) -> str:
 
 
 def solve(task: Mapping[str, Any], base_url: str, api_key: str, pay: Callable[..., None]) -> None:
-    """Plays a task; each reply is paid at once."""
+    """Plays a task; each reply is rewarded at once."""
+    _solve(task, base_url, api_key, pay, "")
+
+
+def solve_with_role_words(
+    task: Mapping[str, Any], base_url: str, api_key: str, pay: Callable[..., None]
+) -> None:
+    """The same with the role in front of each prompt, for a policy that is shared."""
+    _solve(task, base_url, api_key, pay, "{role}: ")
+
+
+def _solve(
+    task: Mapping[str, Any], base_url: str, api_key: str, pay: Callable[..., None], front: str
+) -> None:
     client = _CLIENT.with_options(base_url=base_url, api_key=api_key)
 
     def ask(role: str, text: str) -> str:
-        messages = [{"role": "user", "content": text}]
+        content = front.format(role=role.capitalize()) + text
+        messages = [{"role": "user", "content": content}]
         reply = client.chat.completions.create(model=role, messages=messages)  # type: ignore[arg-type]
         return " ".join((reply.choices[0].message.content or "").split()).rstrip(".")
 

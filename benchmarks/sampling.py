@@ -8,7 +8,8 @@ Prompts vary in length as they do in training; `--spread 0` makes them equal.
 
 Each runs twice: with the adapter beside the weights, and without, on plain or merged weights,
 which cost the same. vLLM takes part where it is installed; its cache of prompts is emptied before
-each round. With `--device cuda` the figures are tokens per second.
+each round. `products` is the share of the sampler's time with the adapter that its matrix products take by themselves.
+With `--device cuda` the figures are tokens per second.
 """
 
 from __future__ import annotations
@@ -23,7 +24,16 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, Qwen3Config
 
-from benchmarks.measure import POLICY, alternate, parser, random_texts, report, tiny, weights
+from benchmarks.measure import (
+    POLICY,
+    alternate,
+    parser,
+    product_seconds,
+    random_texts,
+    report,
+    tiny,
+    weights,
+)
 from pettingllms.policies.weights import LoraWeights
 from pettingllms.samplers.base import SamplingParams
 from pettingllms.samplers.transformers import BatchGenerator
@@ -122,6 +132,10 @@ def _row(
         "reply tokens": length,
     }
     row |= {name: tokens / each for name, each in seconds.items()}
+    row["products"] = (
+        product_seconds(contestants["sampler, adapter"], options.device)
+        / seconds["sampler, adapter"]
+    )
     if "vllm, plain" not in row:
         row |= {"vllm, plain": "not installed", "vllm, adapter": "not installed"}
     return row

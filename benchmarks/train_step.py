@@ -50,7 +50,7 @@ from benchmarks.lengths import LengthGenerator, Lengths, log_normal
 from benchmarks.measure import parser, report
 from benchmarks.one_turn import ROLE, OneTurn, rewards
 from pettingllms.data.grammar import WORDS
-from pettingllms.models import EMBEDDED
+from pettingllms.models import EMBEDDED, model_path
 from pettingllms.policies.chat import Chat
 from pettingllms.policies.loading import load_policies
 from pettingllms.samplers.transformers import BatchGenerator, TransformersEngine
@@ -117,7 +117,7 @@ class Clock:
 def model_folder(options: argparse.Namespace, parent: Path) -> Path:
     """The model to train: as given, with random weights of a given size, or the embedded one."""
     if options.model:
-        return Path(options.model)
+        return Path(model_path(options.model))
     if not options.model_config:
         return EMBEDDED
     torch.manual_seed(options.seed)
@@ -172,7 +172,9 @@ def ours(
         scoring_threads=1,
         seed=options.seed,
     )
-    policies = load_policies(model, {ROLE: ROLE}, device=options.device, seed=options.seed)
+    policies = load_policies(
+        model, {ROLE: ROLE}, device=options.device, dtype=options.dtype, seed=options.seed
+    )
     generator = BatchGenerator((), 0)
     if options.longest is not None:
         end_id = int(policies.chat.tokenizer.eos_token_id)
@@ -205,7 +207,7 @@ def theirs(
         learning_rate=1e-4,
         adam_beta2=0.95,
         gradient_checkpointing=False,
-        model_init_kwargs={"dtype": "bfloat16" if on_gpu else "float32"},
+        model_init_kwargs={"dtype": options.dtype or ("bfloat16" if on_gpu else "float32")},
         bf16=on_gpu,
         use_cpu=not on_gpu,
         report_to="none",

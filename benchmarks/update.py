@@ -6,7 +6,8 @@ The same adapter, the same samples. Replies have lengths spread evenly around a 
 ones with one at the limit (`--longest`), as in training. Packed: every prompt once, its replies
 behind it, no padding.
 Flat: prompt and reply in a row of its own. Both are run with several sizes of micro-batches; `best
-over best` compares the fastest of each; `memory` the most that a micro-batch keeps for its backward
+over best` compares the fastest of each; `products` is the share of the fastest packed update's time that its matrix
+products take by themselves; `memory` the most that a micro-batch keeps for its backward
 pass, packed over flat, at the largest size. `gradient difference` is the largest one between the two,
 to be seen beside the largest gradient.
 """
@@ -20,7 +21,16 @@ from typing import Any
 
 import torch
 
-from benchmarks.measure import POLICY, alternate, parser, random_texts, report, saved_bytes, weights
+from benchmarks.measure import (
+    POLICY,
+    alternate,
+    parser,
+    product_seconds,
+    random_texts,
+    report,
+    saved_bytes,
+    weights,
+)
 from pettingllms.policies.packing import Batch, batch_logprobs, microbatches
 from pettingllms.policies.weights import LoraWeights
 from pettingllms.types import Sample
@@ -78,6 +88,9 @@ def _row(
         min(seconds[f"{kind} {limit}"] for limit in limits) for kind in ("packed", "flat")
     )
     row["best over best"] = flat / packed
+    fastest = min(limits, key=lambda limit: seconds[f"packed {limit}"])
+    products = product_seconds(contestant(True, fastest), settings.device)
+    row["products"] = products / seconds[f"packed {fastest}"]
     row["memory"] = _kept(policies, samples, max(limits), True) / _kept(
         policies, samples, max(limits), False
     )
