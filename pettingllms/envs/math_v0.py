@@ -320,28 +320,11 @@ class raw_env(TeamEnv):
             return False
         return same(ran[-1], reply.answer)
 
-    def _outcome(
-        self,
-        state: MathState,
-        agent: str,
-        local: float,
-        *,
-        done: bool = False,
-        parse_error: str | None = None,
-        info: dict[str, Any],
-    ) -> Outcome:
+    def _outcome(self, state: MathState, agent: str, local: float, **rest: Any) -> Outcome:
         final = state.current.get(self.possible_agents[-1])
         success = final is not None and final.right
-        return self._paid(
-            state,
-            agent,
-            local,
-            success=success,
-            done=done,
-            parse_error=parse_error,
-            info=info,
-            notes={} if final is None else {"answer": final.answer},
-        )
+        notes = {} if final is None else {"answer": final.answer}
+        return self._paid(state, agent, local, success=success, notes=notes, **rest)
 
     def _situation(self, state: MathState) -> str | None:
         return state.problem.difficulty
