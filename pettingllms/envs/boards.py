@@ -50,7 +50,7 @@ from pettingllms.envs import arguments, small_text
 from pettingllms.envs.base import Outcome
 from pettingllms.envs.coding_text import parse_program
 from pettingllms.envs.parsing import ParseError, parse_moves
-from pettingllms.envs.team_env import FORMAT_PENALTY, Agents, TeamArguments, TeamEnv
+from pettingllms.envs.team_env import FORMAT_PENALTY, SMALL_STEPS, Agents, TeamArguments, TeamEnv
 from pettingllms.errors import ConfigError
 from pettingllms.sandbox import Case, Limits, RunResult
 
@@ -183,12 +183,7 @@ class BoardEnv(TeamEnv):
     default_limits = Limits(cpu_s=2.0, wall_s=10.0, memory_mib=256)
     divides_datasets: ClassVar[bool] = True
     embedded: ClassVar[Mapping[str, Any]] = {"prompt": "compact"}
-    # The embedded model plays by a long working-out, which larger steps destroy.
-    embedded_training: ClassVar[Mapping[str, Any]] = {
-        "learning_rate": 5e-4,
-        "num_generations": 16,
-        "tasks_per_step": 8,
-    }
+    embedded_training: ClassVar[Mapping[str, Any]] = SMALL_STEPS
     word: ClassVar[str]
     """The first word of a compact prompt."""
     rules: str
