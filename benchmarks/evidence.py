@@ -13,7 +13,7 @@ import numpy as np
 
 from pettingllms.evaluation.scores import pass_at_k, scores_by_task
 from pettingllms.rollout.trajectory import Trajectory
-from pettingllms.statistics import Estimate, gain_over_seeds, over_seeds
+from pettingllms.statistics import Estimate, over_seeds, variance_over_seeds, wilson_of
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -26,12 +26,24 @@ PASS_TASKS = 32
 """Test tasks of which so many episodes are played."""
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999", "#f0e442")
 
-estimate, difference = over_seeds, gain_over_seeds
-
 Table = tuple[list[str], list[list[str]]]
 """Header and rows."""
 Record = dict[str, Any]
 """One arm, one seed: what it was trained with, what it reached. `tasks` has a digit for each test task: 1 solved."""
+
+
+def gain_over_seeds(gains: np.ndarray) -> Estimate:
+    """The mean of paired differences, of shape (seeds, tasks), with its 95 % interval over both."""
+    mean = float(gains.mean())
+    variance, quantile = variance_over_seeds(gains)
+    if not variance:  # all pairs agree: as many tasks could still hide a rare difference
+        reach = wilson_of(0.0, gains.shape[1])[1]
+    else:
+        reach = quantile * variance**0.5
+    return Estimate(mean, max(-1.0, mean - reach), min(1.0, mean + reach))
+
+
+estimate, difference = over_seeds, gain_over_seeds
 
 
 def revision() -> str:

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from benchmarks import errands, relay
-from benchmarks.evidence import Table, revision, shown, solved_digits
+from benchmarks.evidence import Table, gain_over_seeds, revision, shown, solved_digits
 from benchmarks.options import Options
 from pettingllms.envs import make, program_v0, read_v0
 from pettingllms.evaluation import roles_of
@@ -37,7 +37,7 @@ from pettingllms.models import model_path
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.roles import parse_policies
 from pettingllms.runs import versions
-from pettingllms.statistics import Estimate, gain_over_seeds, holm, over_seeds, p_value
+from pettingllms.statistics import Estimate, holm, over_seeds, p_value
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 

@@ -17,6 +17,7 @@ import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -471,12 +472,6 @@ class _Session:
     def _evaluate(self, when: str, split: str, *, greedy: bool) -> Evaluation:
         config, env = self.config, self._env(split)
         what = f"{when}: {split} tasks, {'greedy' if greedy else 'sampled'}"
-
-        def progress(done: int, total: int) -> None:
-            self.display.evaluating(what, done, total)
-            if self.stop():
-                raise _StopAskedError
-
         evaluation = evaluate(
             env,
             self.policies,
@@ -486,7 +481,7 @@ class _Session:
             temperature=config.temperature,
             seed=config.seed,
             scoring_threads=config.scoring_threads,
-            on_progress=progress,
+            on_progress=partial(self._evaluating, what),
         )
         row = {"kind": "eval", "when": when, "step": self.trainer.step, "split": split}
         if when == "validation":
@@ -494,6 +489,12 @@ class _Session:
         self._log(row | evaluation.row())
         self._call("on_evaluation", row | evaluation.row())
         return evaluation
+
+    def _evaluating(self, what: str, done: int, total: int) -> None:
+        """Shows how far an evaluation is, and ends it where a stop was asked for."""
+        self.display.evaluating(what, done, total)
+        if self.stop():
+            raise _StopAskedError
 
     def _env(self, split: str) -> AnyEnv:
         """The environment of a split, made at its first use."""
@@ -508,12 +509,6 @@ class _Session:
         enough = len(trained) > 1 and len(tasks) >= ablation.FEWEST
         if not (config.compare_roles and enough) or config.workers or any_full(config, trained):
             return None
-
-        def progress(done: int, total: int) -> None:
-            self.display.evaluating("who needs whom", done, total)
-            if self.stop():
-                raise _StopAskedError
-
         length, temperature = config.max_completion_length, config.temperature
         sampling = Sampling(length, 1, False, temperature, 1.0, config.seed)
         with contextlib.suppress(_StopAskedError):
@@ -524,7 +519,7 @@ class _Session:
                 tasks=tasks,
                 sampling=sampling,
                 scoring_threads=config.scoring_threads,
-                on_progress=progress,
+                on_progress=partial(self._evaluating, "who needs whom"),
             )
         return None
 

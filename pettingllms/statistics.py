@@ -224,7 +224,7 @@ def over_seeds(values: np.ndarray, *, share: bool = True) -> Estimate:
     """
     seeds, tasks = values.shape
     mean = float(values.mean())
-    variance, quantile = _spread(values)
+    variance, quantile = variance_over_seeds(values)
     if not share:
         return Estimate(mean, mean - quantile * variance**0.5, mean + quantile * variance**0.5)
     if seeds == 1 or not variance:
@@ -233,18 +233,7 @@ def over_seeds(values: np.ndarray, *, share: bool = True) -> Estimate:
     return Estimate(mean, *wilson_of(mean, trials, quantile))
 
 
-def gain_over_seeds(gains: np.ndarray) -> Estimate:
-    """The mean of paired differences, of shape (seeds, tasks), with its 95 % interval over both."""
-    mean = float(gains.mean())
-    variance, quantile = _spread(gains)
-    if not variance:  # all pairs agree: as many tasks could still hide a rare difference
-        reach = wilson_of(0.0, gains.shape[1])[1]
-    else:
-        reach = quantile * variance**0.5
-    return Estimate(mean, max(-1.0, mean - reach), min(1.0, mean + reach))
-
-
-def _spread(values: np.ndarray) -> tuple[float, float]:
+def variance_over_seeds(values: np.ndarray) -> tuple[float, float]:
     """The variance of the mean over new seeds and tasks, and Student's quantile that goes with it.
 
     The variance is that of a crossed design with both effects random; its degrees of freedom are

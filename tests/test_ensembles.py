@@ -246,7 +246,7 @@ def test_one_command_makes_the_table_and_another_plays_by_it(
         (["--members", "a=runs/x", "--adapters", "y"], "leave out --adapters"),
         (["--members", "runs/x"], "'runs/x' is not NAME=RUN"),
         (["--members", "a={adapter}"], "is one team; use --adapters"),
-        (["--members", "a={adapter},a={adapter}"], "the name 'a' is taken"),
+        (["--members", "a={adapter},a={adapter}"], "name 'a' is named twice"),
         (["--members", "routed={adapter},a={adapter}"], "the name 'routed' is taken"),
         (["--members", "a={adapter},b=/nowhere"], "there is no folder /nowhere"),
         (["--members", "a={adapter},b={adapter}", "--route-out", "x"], "add --split train"),

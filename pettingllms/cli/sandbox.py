@@ -158,10 +158,6 @@ def _settings(options: argparse.Namespace, **limits: float | None) -> SandboxSet
     )
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
 def _doctor(_: argparse.Namespace) -> int:
     from pettingllms.sandbox.isolation import diagnose
 
@@ -178,7 +174,7 @@ def _doctor(_: argparse.Namespace) -> int:
 def _build(options: argparse.Namespace) -> int:
     from pettingllms.sandbox import docker, docker_image
 
-    packages = _names(options.packages)
+    packages = tuple(name.strip() for name in options.packages.split(",") if name.strip())
     with contextlib.closing(docker.connect()) as client:
         print(docker_image.build_image(client, packages=packages, base=options.base))
     return 0

@@ -70,12 +70,84 @@ _SET_BY_INIT = frozenset(
     | {"_has_extras", "_observation_spaces", "_action_spaces", "_stream"}
 )
 RESERVED = (_SET_BY_RESET | _SET_BY_INIT | {"_given", "_outcomes", "_record"}) | {
-    *("_known", "_shown_to", "_not_read", "reward_funcs", "trainer_state")
+    *("_known", "_shown_to", "_not_read", "reward_funcs", "trainer_state"),
+    *("_drawn", "_next_stream", "_reply_of"),
 }
 """Names that a subclass must not give to attributes and methods of its own: `TextEnv` sets them."""
 
 
-class TextEnv(AECEnv[str, dict[str, Any], str | None]):
+class AgentEnv(AECEnv[str, dict[str, Any], str | None]):
+    """What all environments here share of PettingZoo's interface, whatever their state is."""
+
+    metadata: dict[str, Any]
+    _skip_agent_selection: Any
+    render_mode: str | None
+    _observation_spaces: Mapping[str, Space[Any]]
+    _action_spaces: dict[str, FreeText]
+    _stream: tuple[int, int] | None
+    """The seed that opened the stream of tasks, and the number of the latest one; None before the first."""
+
+    def observation_space(self, agent: str) -> Space[Any]:
+        """The space of `observe(agent)`: always the same object, shared with clones."""
+        return self._observation_spaces[self._known(agent)]
+
+    def action_space(self, agent: str) -> FreeText:
+        """The space of replies: always the same object, shared with clones."""
+        return self._action_spaces[self._known(agent)]
+
+    def render(self) -> Any:
+        """Returns the picture in text ("ansi"); "human" prints it."""
+        if self.render_mode is None:
+            gymnasium.logger.warn(
+                "You are calling render method without specifying any render mode."
+            )
+            return None
+        text = self._drawn()
+        if self.render_mode == "ansi":
+            return text
+        sys.stdout.write(f"{text}\n")
+        return None
+
+    def close(self) -> None:
+        """Does nothing: states hold no resources, and copies share everything else."""
+
+    def _drawn(self) -> str:
+        """Returns what `render` shows."""
+        raise NotImplementedError
+
+    def _next_stream(self, seed: int | None, bits: int) -> tuple[int, int]:
+        """Returns the stream after `reset(seed)`; without any seed, its first one is random, of so many bits."""
+        if seed is not None:
+            if operator.index(seed) < 0:
+                raise ConfigError(f"seed must not be negative, got {seed}")
+            return operator.index(seed), 0
+        if self._stream is None:
+            return secrets.randbits(bits), 0
+        return self._stream[0], self._stream[1] + 1
+
+    def _reply_of(self, action: str | None) -> str | None:
+        """Returns the selected agent's reply, or removes a finished agent and returns None."""
+        if not self.agents:
+            raise RuntimeError("step() after the end of the episode; call reset() first")
+        agent = self.agent_selection
+        if self.terminations[agent] or self.truncations[agent]:
+            self._was_dead_step(action)
+            return None
+        if not isinstance(action, str):
+            raise TypeError(
+                f"the action of {agent!r} must be a str, got {type(action).__name__}; "
+                "None is for finished agents only"
+            )
+        return action
+
+    def _known(self, agent: str) -> str:
+        if agent not in self._action_spaces:
+            hint = did_you_mean(str(agent), self.possible_agents)
+            raise UnknownNameError(f"{self} has no agent {agent!r}; {hint}")
+        return agent
+
+
+class TextEnv(AgentEnv):
     """Base class of the environments here; the module docstring says how it works.
 
     A constructor takes the arguments of its own `__init__` and, where that takes `**kwargs`, those
@@ -101,9 +173,7 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
             used.
     """
 
-    metadata: dict[str, Any]
     __signature__: ClassVar[inspect.Signature]
-    _skip_agent_selection: Any
     _given: tuple[tuple[Any, ...], dict[str, Any]]
     default_turns: ClassVar[int] = 4
     embedded: ClassVar[Mapping[str, Any]] = {}
@@ -162,12 +232,12 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
         self.max_turns = arguments.turn_limit(max_turns, max_cycles, self.default_turns)
         self.possible_agents = arguments.agent_names(roles)
         self._has_extras = bool(extra)
-        self._observation_spaces = {
+        self._observation_spaces: dict[str, Dict] = {
             agent: Dict({"text": FreeText(), "turn": Discrete(self.max_turns + 1), **extra})
             for agent in self.possible_agents
         }
         self._action_spaces = {agent: FreeText() for agent in self.possible_agents}
-        self._stream: tuple[int, int] | None = None
+        self._stream = None
         identity = {"environment": self.metadata["name"]}
         identity |= arguments.values(type(self), *self.__dict__.pop("_given"))
         identity["max_turns"] = self.max_turns
@@ -238,14 +308,6 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
 
     # PettingZoo's interface.
 
-    def observation_space(self, agent: str) -> Space[Any]:
-        """The space of `observe(agent)`: always the same object, shared with clones."""
-        return self._observation_spaces[self._known(agent)]
-
-    def action_space(self, agent: str) -> FreeText:
-        """The space of replies: always the same object, shared with clones."""
-        return self._action_spaces[self._known(agent)]
-
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
         """Starts an episode: of task `seed`, or of the stream's next task (module docstring).
 
@@ -262,14 +324,7 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
             if key not in (*self.reset_options, "options"):
                 hint = did_you_mean(str(key), self.reset_options)
                 raise ConfigError(f"{self} has no reset option {key!r}; {hint}")
-        if seed is not None:
-            stream = (operator.index(seed), 0)
-            if stream[0] < 0:
-                raise ConfigError(f"seed must not be negative, got {seed}")
-        elif self._stream is None:
-            stream = (secrets.randbits(48), 0)  # as many bits as `stream_seed` has
-        else:
-            stream = (self._stream[0], self._stream[1] + 1)
+        stream = self._next_stream(seed, bits=48)  # as many as `stream_seed` has
         task_seed = stream_seed(*stream)
         # Everything that may raise comes before the first assignment.
         state = self._start(task_seed, options)
@@ -328,19 +383,10 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
             ValueError: a finished agent's action is not None.
             RuntimeError: the episode is over and all agents are gone.
         """
-        agent = self.agent_selection
-        if not self.agents:
-            raise RuntimeError("step() after the end of the episode; call reset() first")
-        if self.terminations[agent] or self.truncations[agent]:
-            self._was_dead_step(action)
-            return
-        if not isinstance(action, str):
-            raise TypeError(
-                f"the action of {agent!r} must be a str, got {type(action).__name__}; "
-                "None is for finished agents only"
-            )
-        [outcome] = self._outcomes(agent, [action])
-        self._record(agent, self._shown_to(agent), action, outcome)
+        agent, reply = self.agent_selection, self._reply_of(action)
+        if reply is not None:
+            [outcome] = self._outcomes(agent, [reply])
+            self._record(agent, self._shown_to(agent), reply, outcome)
 
     def _outcomes(
         self, agent: str, replies: Sequence[str], ids: Sequence[Sequence[int]] = ()
@@ -406,21 +452,10 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
 
     def render(self) -> Any:
         """Returns the view as text ("ansi") or array ("rgb_array"); "human" prints the text."""
-        if self.render_mode is None:
-            gymnasium.logger.warn(
-                "You are calling render method without specifying any render mode."
-            )
-            return None
-        if self.render_mode == "rgb_array":
-            return self._picture(self._state)
-        view = self._view(self._state)
-        if self.render_mode == "ansi":
-            return view
-        sys.stdout.write(f"{view}\n")
-        return None
+        return self._picture(self._state) if self.render_mode == "rgb_array" else super().render()
 
-    def close(self) -> None:
-        """Does nothing: states hold no resources, and copies share everything else."""
+    def _drawn(self) -> str:
+        return self._view(self._state)
 
     # Exact copies.
 
@@ -491,12 +526,6 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
         if name in _SET_BY_RESET:
             raise AttributeError(f"{name!r} does not exist yet; call reset() first")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
-    def _known(self, agent: str) -> str:
-        if agent not in self._action_spaces:
-            hint = did_you_mean(str(agent), self.possible_agents)
-            raise UnknownNameError(f"{self} has no agent {agent!r}; {hint}")
-        return agent
 
 
 TextEnv.__signature__ = arguments.signature(TextEnv)

@@ -36,16 +36,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, NamedTuple, Unpack, get_args
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple, Unpack, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from pettingllms.data import board_files
+from pettingllms.data.board_files import TextBoard
+from pettingllms.data.dataset import Kind
+from pettingllms.data.splits import Split
 from pettingllms.envs import arguments, small_text
 from pettingllms.envs.base import Outcome
 from pettingllms.envs.coding_text import parse_program
-from pettingllms.envs.parsing import ParseError
-from pettingllms.envs.team_env import FORMAT_PENALTY, Agents, TeamArguments, TeamEnv
+from pettingllms.envs.parsing import ParseError, parse_moves
+from pettingllms.envs.team_env import FORMAT_PENALTY, SMALL_STEPS, Agents, TeamArguments, TeamEnv
 from pettingllms.errors import ConfigError
 from pettingllms.sandbox import Case, Limits, RunResult
 
@@ -178,12 +183,7 @@ class BoardEnv(TeamEnv):
     default_limits = Limits(cpu_s=2.0, wall_s=10.0, memory_mib=256)
     divides_datasets: ClassVar[bool] = True
     embedded: ClassVar[Mapping[str, Any]] = {"prompt": "compact"}
-    # The embedded model plays by a long working-out, which larger steps destroy.
-    embedded_training: ClassVar[Mapping[str, Any]] = {
-        "learning_rate": 5e-4,
-        "num_generations": 16,
-        "tasks_per_step": 8,
-    }
+    embedded_training: ClassVar[Mapping[str, Any]] = SMALL_STEPS
     word: ClassVar[str]
     """The first word of a compact prompt."""
     rules: str
@@ -219,8 +219,9 @@ class BoardEnv(TeamEnv):
         raise NotImplementedError
 
     def _parse_answer(self, level: Any, text: str) -> Any | ParseError:
-        """Parses the answer in a reply; raises for no text whatsoever."""
-        raise NotImplementedError
+        """Parses the answer in a reply, by default moves; raises for no text whatsoever."""
+        del level
+        return parse_moves(text)
 
     def _apply(self, level: Any, position: Any, answer: Any) -> AnswerResult:
         """Applies an answer to a board; pure."""
@@ -263,6 +264,14 @@ class BoardEnv(TeamEnv):
     def _start(self, seed: int, options: dict[str, Any]) -> BoardState:
         level, position, name = self._deal(seed, options)
         return BoardState(level, position, id=name)
+
+    def _take_boards(self, files: Kind[TextBoard], dataset: str | Path | None) -> None:
+        """Plays the boards of a data set in place of generated ones, if one is given."""
+        self._boards: tuple[TextBoard, ...] | None = None
+        if dataset is not None:
+            self._boards = board_files.boards(files, dataset, cast(Split, self.split))
+        self.num_tasks = None if self._boards is None else len(self._boards)
+        """Boards of the data set: task seeds wrap around here. None for the endless generator."""
 
     def _dealt(self, seed: int) -> Any:
         """The generated level of a task; where the search for it fails, that of task 0, so that no reset fails."""

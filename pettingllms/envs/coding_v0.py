@@ -367,7 +367,8 @@ class raw_env(TeamEnv):
                 "tests": len(tests),
                 "valid": verdict.precision,
                 "caught": power,
-                "input_size": _size(tests),
+                # Short inputs are easier to work out.
+                "input_size": sum(len(_VALUE.findall(t.input)) for t in tests) / len(tests),
             },
         )
 
@@ -477,15 +478,12 @@ class raw_env(TeamEnv):
         agent: str,
         local: float,
         *,
-        done: bool = False,
-        parse_error: str | None = None,
         info: dict[str, Any] | None = None,
+        **rest: Any,
     ) -> Outcome:
         success = state.program is not None and state.passed == 1.0
         info = _difficulty(state.task) | (info or {})
-        return self._paid(
-            state, agent, local, success=success, done=done, parse_error=parse_error, info=info
-        )
+        return self._paid(state, agent, local, success=success, info=info, **rest)
 
     def _situation(self, state: State) -> str:
         # Of the task alone: whether a program was tried depends on who played, and members of an
@@ -498,11 +496,6 @@ class raw_env(TeamEnv):
 
     def _view(self, state: State) -> str:
         return shown_episode(state.task, state.history, state.passed)
-
-
-def _size(tests: Sequence[Test]) -> float:
-    """Mean number of values in the inputs of a reply's tests: short inputs are easier to work out."""
-    return sum(len(_VALUE.findall(test.input)) for test in tests) / len(tests)
 
 
 def _difficulty(task: CodingTask) -> dict[str, Any]:

@@ -52,7 +52,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Unpack
 
 from pettingllms.envs import arguments
-from pettingllms.envs.base import Outcome
+from pettingllms.envs.base import Outcome, metadata_of
 from pettingllms.envs.team_env import FORMAT_PENALTY, Prompt, TeamEnv
 from pettingllms.errors import ConfigError
 from pettingllms.sandbox import Sandbox, SandboxSettings
@@ -144,13 +144,7 @@ class raw_env(TeamEnv):
         ConfigError: an argument that cannot be used.
     """
 
-    metadata: dict[str, Any] = {  # noqa: RUF012 - PettingZoo's class attribute
-        "name": "duet_v0",
-        "render_modes": ["ansi", "human"],
-        "is_parallelizable": False,
-        "render_fps": 1,
-        "judged_replies": True,
-    }
+    metadata = metadata_of("duet_v0", judged_replies=True)
     embedded: ClassVar[Mapping[str, Any]] = {"prompt": "compact"}
     schemes: ClassVar[tuple[str, ...]] = ("dense", "sparse")
 

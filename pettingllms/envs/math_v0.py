@@ -90,7 +90,14 @@ from pettingllms.envs.math_text import (
 )
 from pettingllms.envs.parsing import ParseError
 from pettingllms.envs.recorded_peers import RecordedTask, check_prompt, read_peers
-from pettingllms.envs.team_env import FORMAT_PENALTY, Agents, Scores, TeamArguments, TeamEnv
+from pettingllms.envs.team_env import (
+    FORMAT_PENALTY,
+    SMALL_STEPS,
+    Agents,
+    Scores,
+    TeamArguments,
+    TeamEnv,
+)
 from pettingllms.errors import ConfigError
 from pettingllms.grading import same
 from pettingllms.sandbox import Case, Limits, RunResult
@@ -145,12 +152,7 @@ class raw_env(TeamEnv):
     divides_datasets: ClassVar[bool] = True
     embedded: ClassVar[Mapping[str, Any]] = {"prompt": "compact"}
     smollm2: ClassVar[Mapping[str, Any]] = {"prompt": "small", "depth": (2, 2), "largest": 10}
-    # The embedded model reasons in a long working-out, which larger steps destroy.
-    embedded_training: ClassVar[Mapping[str, Any]] = {
-        "learning_rate": 5e-4,
-        "num_generations": 16,
-        "tasks_per_step": 8,
-    }
+    embedded_training: ClassVar[Mapping[str, Any]] = SMALL_STEPS
 
     reset_options = ("question",)
     default_limits = Limits(cpu_s=5.0, wall_s=20.0, memory_mib=512)
@@ -320,28 +322,11 @@ class raw_env(TeamEnv):
             return False
         return same(ran[-1], reply.answer)
 
-    def _outcome(
-        self,
-        state: MathState,
-        agent: str,
-        local: float,
-        *,
-        done: bool = False,
-        parse_error: str | None = None,
-        info: dict[str, Any],
-    ) -> Outcome:
+    def _outcome(self, state: MathState, agent: str, local: float, **rest: Any) -> Outcome:
         final = state.current.get(self.possible_agents[-1])
         success = final is not None and final.right
-        return self._paid(
-            state,
-            agent,
-            local,
-            success=success,
-            done=done,
-            parse_error=parse_error,
-            info=info,
-            notes={} if final is None else {"answer": final.answer},
-        )
+        notes = {} if final is None else {"answer": final.answer}
+        return self._paid(state, agent, local, success=success, notes=notes, **rest)
 
     def _situation(self, state: MathState) -> str | None:
         return state.problem.difficulty

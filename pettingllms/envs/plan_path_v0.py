@@ -45,13 +45,12 @@ from pathlib import Path
 from typing import Any, ClassVar, Unpack, cast
 
 from pettingllms.data import board_files, plan_path
-from pettingllms.data.board_files import TextBoard
 from pettingllms.data.plan_path import Grid
 from pettingllms.data.splits import Split
 from pettingllms.envs import rendering, small_text
 from pettingllms.envs.base import metadata_of
 from pettingllms.envs.boards import AnswerResult, BoardArguments, BoardEnv, BoardState, Picture
-from pettingllms.envs.parsing import ParseError, cell_name, parse_moves
+from pettingllms.envs.parsing import cell_name
 from pettingllms.envs.rendering import Mark, Tile
 from pettingllms.errors import ConfigError
 
@@ -134,17 +133,10 @@ class raw_env(BoardEnv):
             raise ConfigError(f"moves must be a range such as (3, 8), got {moves}")
         self.walls = float(walls)
         self.moves = None if moves is None else (moves[0], moves[1])
-        self._boards: tuple[TextBoard, ...] | None = None
-        if dataset is not None:
-            self._boards = board_files.boards(
-                board_files.GRID_FILES, dataset, cast(Split, self.split)
-            )
-        else:
-            self._generated(
-                0
-            )  # settings that allow no grid are refused here, not at the first reset
-        self.num_tasks = None if self._boards is None else len(self._boards)
-        """Grids of the data set: task seeds wrap around here. None for the endless generator."""
+        self._take_boards(board_files.GRID_FILES, dataset)
+        if dataset is None:
+            # Settings that allow no grid are refused here, not at the first reset.
+            self._generated(0)
 
     def _deal(self, seed: int, options: dict[str, Any]) -> tuple[Grid, int, str | None]:  # noqa: ARG002 - has none
         if self._boards is None:
@@ -163,9 +155,6 @@ class raw_env(BoardEnv):
             walls=self.walls,
             moves=self.moves,
         )
-
-    def _parse_answer(self, level: Grid, text: str) -> Moves | ParseError:  # noqa: ARG002 - the same for all
-        return parse_moves(text)
 
     def _apply(self, level: Grid, position: int, answer: Moves) -> AnswerResult:
         table = plan_path.neighbours(level.height, level.width)

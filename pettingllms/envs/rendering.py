@@ -47,17 +47,13 @@ class Tile(NamedTuple):
 
 
 def draw(
-    rows: Sequence[Sequence[Tile]],
-    *,
-    blocks: tuple[int, int] | None = None,
-    pixels: int = TILE_PIXELS,
+    rows: Sequence[Sequence[Tile]], *, blocks: tuple[int, int] | None = None
 ) -> npt.NDArray[np.uint8]:
-    """Draws a board as uint8 of (rows * pixels) x (columns * pixels) x 3.
+    """Draws a board as uint8 of (rows * TILE_PIXELS) x (columns * TILE_PIXELS) x 3.
 
     Args:
         rows: rows of equal length.
         blocks: height and width, in tiles, of blocks that thick lines surround.
-        pixels: side of a tile.
 
     Raises:
         ConfigError: Pillow is not installed.
@@ -69,8 +65,8 @@ def draw(
             'render_mode="rgb_array" draws with Pillow, which is not installed; '
             'pip install pillow, or use render_mode="ansi"'
         ) from error
-    side = pixels * _FINE
-    height, width = len(rows) * pixels, len(rows[0]) * pixels
+    side = TILE_PIXELS * _FINE
+    height, width = len(rows) * TILE_PIXELS, len(rows[0]) * TILE_PIXELS
     image = Image.new("RGB", (width * _FINE, height * _FINE), GROUND)
     pen = ImageDraw.Draw(image)
     for row, tiles in enumerate(rows):

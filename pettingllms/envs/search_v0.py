@@ -387,9 +387,8 @@ class raw_env(TeamEnv):
         *,
         team: float = 0.0,
         local: float = 0.0,
-        done: bool = False,
-        parse_error: str | None = None,
         info: Mapping[str, Any] | None = None,
+        **rest: Any,
     ) -> Outcome:
         shown: dict[str, Any] = {"recall": after.recall, "searches": after.used, **(info or {})}
         shown["anchor"] = _anchor(after)
@@ -400,10 +399,9 @@ class raw_env(TeamEnv):
             team=team,
             local=local,
             success=after.success,
-            done=done,
-            parse_error=parse_error,
             info=shown,
             notes={} if after.answer is None else {"answer": normal(after.answer)},
+            **rest,
         )
 
     def _situation(self, state: SearchState) -> str | None:

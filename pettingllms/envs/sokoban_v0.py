@@ -57,7 +57,6 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Unpack, cast
 
 from pettingllms.data import board_files, sokoban
-from pettingllms.data.board_files import TextBoard
 from pettingllms.data.sokoban import (
     Level,
     Position,
@@ -78,7 +77,7 @@ from pettingllms.envs.boards import (
     BoardState,
     Picture,
 )
-from pettingllms.envs.parsing import ParseError, cell_name, parse_moves
+from pettingllms.envs.parsing import cell_name
 from pettingllms.envs.rendering import Mark, Tile
 
 MOVE_COST, SOLVED_BONUS = 0.1, 10.0
@@ -156,16 +155,10 @@ class raw_env(BoardEnv):
                 for sign, name in zip(self.symbols.signs, NAMES, strict=True)
             )
         )
-        self._boards: tuple[TextBoard, ...] | None = None
-        if dataset is not None:
-            self._boards = board_files.boards(
-                board_files.LEVEL_FILES, dataset, cast(Split, self.split)
-            )
-        elif pushes is not None or size == sokoban.SIZES[0]:
+        self._take_boards(board_files.LEVEL_FILES, dataset)
+        if dataset is None and (pushes is not None or size == sokoban.SIZES[0]):
             # Only these can be impossible; they are refused here, not at the first reset.
             self._generated(0)
-        self.num_tasks = None if self._boards is None else len(self._boards)
-        """Levels of the data set: task seeds wrap around here. None for the endless generator."""
 
     def _deal(self, seed: int, options: dict[str, Any]) -> tuple[Level, Position, str | None]:
         name = None
@@ -180,9 +173,6 @@ class raw_env(BoardEnv):
 
     def _generated(self, seed: int) -> Level:
         return sokoban.generate(seed, cast(Split, self.split), self.settings)
-
-    def _parse_answer(self, level: Level, text: str) -> Moves | ParseError:  # noqa: ARG002 - the same for all
-        return parse_moves(text)
 
     def _apply(self, level: Level, position: Position, answer: Moves) -> AnswerResult:
         room = level.room

@@ -25,6 +25,12 @@ from pettingllms.sandbox import Limits, Sandbox, SandboxSettings, shared_sandbox
 Agents = Literal["team", "single"]
 Prompt = Literal["full", "small", "compact"]
 
+SMALL_STEPS: Mapping[str, Any] = {
+    "learning_rate": 5e-4,
+    "num_generations": 16,
+    "tasks_per_step": 8,
+}
+"""Training of the embedded model where it answers after a long working-out, which larger steps destroy."""
 FORMAT_PENALTY = 0.1
 """Cost, in local reward, of a reply that cannot be read."""
 

@@ -29,7 +29,7 @@ from pettingllms.evaluation.config import EvalConfig
 from pettingllms.evaluation.folder import digest, write_file
 from pettingllms.evaluation.rollouts import Lineup, seats_of
 from pettingllms.evaluation.scores import majority
-from pettingllms.policies.roles import check_policy_name, is_own, parse_policies
+from pettingllms.policies.roles import check_policy_name, is_own, pairs_of, parse_policies
 from pettingllms.policies.sources import adapter_folders, is_adapter, is_folder, located_adapters
 from pettingllms.rollout.engine import Routed
 from pettingllms.rollout.episode import Episode
@@ -272,16 +272,12 @@ def with_members(options: EvalConfig) -> tuple[EvalConfig, dict[str, str]]:
 
 def _named(spec: str) -> dict[str, str]:
     """Name -> adapters of each member."""
-    members: dict[str, str] = {}
-    for item in spec.split(","):
-        name, equals, source = (word.strip() for word in item.partition("="))
-        if not (name and equals and source):
-            raise ConfigError(f"members: {item!r} is not NAME=RUN, in {spec!r}")
+    members = pairs_of("members", spec, "NAME=RUN")
+    for name in members:
         check_policy_name(name)
-        if name in (*members, ROUTED, VOTE):
+        if name in (ROUTED, VOTE):
             raise ConfigError(f"members: the name {name!r} is taken; choose another")
-        members[name] = located_adapters(source)
-    return members
+    return {name: located_adapters(source) for name, source in members.items()}
 
 
 def plan_with(plan: EvalPlan, members: Mapping[str, str], options: EvalConfig) -> EvalPlan:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pettingllms.errors import ConfigError
 from pettingllms.methods.dr_mas import DrMas
 from pettingllms.rollout.trajectory import Trajectory
-from pettingllms.trainers.method import Casting, Method, argument, repaid
+from pettingllms.trainers.method import Casting, EpisodeCredit, Method, argument, repaid
 from pettingllms.types import Candidate, Group
 
 
@@ -47,7 +47,7 @@ class Swap(Method):
         return Casting(swapped, tuple(trained))
 
 
-class SharedRewards(Method):
+class SharedRewards(EpisodeCredit):
     """A completion is worth its own reward and those of the other agents in the same round.
 
         r = r_pioneer + r_observer
@@ -60,22 +60,18 @@ class SharedRewards(Method):
     needs = ("rounds",)
     credits = "whole"
 
-    def credit(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """The records with the sums."""
-        return [_shared(trajectory) for trajectory in trajectories]
+    def episode_credit(self, trajectory: Trajectory) -> Trajectory:
+        """The record with the sums."""
+        rounds: dict[int, float] = defaultdict(float)
+        for group in trajectory.groups:
+            rounds[group.key.turn] += group.chosen.reward
 
+        def reward(group: Group, candidate: Candidate) -> float:
+            # The sum of the round has the reward of the chosen candidate, which this one takes the
+            # place of.
+            return candidate.reward + rounds[group.key.turn] - group.chosen.reward
 
-def _shared(trajectory: Trajectory) -> Trajectory:
-    rounds: dict[int, float] = defaultdict(float)
-    for group in trajectory.groups:
-        rounds[group.key.turn] += group.chosen.reward
-
-    def reward(group: Group, candidate: Candidate) -> float:
-        # The sum of the round has the reward of the chosen candidate, which this one takes the
-        # place of.
-        return candidate.reward + rounds[group.key.turn] - group.chosen.reward
-
-    return repaid(trajectory, reward)
+        return repaid(trajectory, reward)
 
 
 class Cory(Swap, SharedRewards, DrMas):

@@ -15,7 +15,7 @@ from math import comb
 
 from pettingllms.methods.grpo import Grpo
 from pettingllms.rollout.trajectory import Trajectory
-from pettingllms.trainers.method import argument, repaid_once, solved
+from pettingllms.trainers.method import EpisodeCredit, argument, repaid_once, solved
 
 
 class Ccpo(Grpo):
@@ -75,7 +75,7 @@ class Ccpo(Grpo):
         return repaid_once(trajectory, worth)
 
 
-class Sharp(Grpo):
+class Sharp(EpisodeCredit, Grpo):
     """An agent earns the team's outcome, its Shapley value, and how well its own replies did.
 
         r_i   = R + lambda * phi_i + mu * p_i
@@ -104,15 +104,8 @@ class Sharp(Grpo):
     joint: float = argument(1.0, at_least=0)
     process: float = argument(1.0, at_least=0)
 
-    def credit(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """The records with r_i at each agent's last decision, and nothing else.
-
-        Raises:
-            ConfigError: the environment does not say whether a task was solved.
-        """
-        return [self._repaid(trajectory) for trajectory in trajectories]
-
-    def _repaid(self, trajectory: Trajectory) -> Trajectory:
+    def episode_credit(self, trajectory: Trajectory) -> Trajectory:
+        """The record with r_i at each agent's last decision, and nothing else."""
         solved(trajectory, self.config)  # raises where nothing says
         values, worth = shapley(trajectory), {}
         for agent in _agents(trajectory):

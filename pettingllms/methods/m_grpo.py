@@ -18,14 +18,14 @@ from pettingllms.methods.calls import by_episode, caller_of, calls_of
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.trainers.at_grpo import EPSILON, SAME
 from pettingllms.trainers.config import ResolvedConfig
-from pettingllms.trainers.method import Method, argument, readable, repaid, solved
+from pettingllms.trainers.method import EpisodeCredit, argument, readable, repaid, solved
 from pettingllms.types import Advantage, Candidate, Group, GroupKey
 
 COVERED = 0.99
 """Share of the episodes that have at most d calls, where d is not given."""
 
 
-class MGrpo(Method):
+class MGrpo(EpisodeCredit):
     """Callers are compared with callers and calls with calls; for a planner with workers.
 
         caller:  R = 0.1 + 0.9 correct                   where all of its replies could be read, else 0
@@ -61,15 +61,8 @@ class MGrpo(Method):
         del policies
         self.caller = caller_of(env)
 
-    def credit(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """The records with R in place of every reward.
-
-        Raises:
-            ConfigError: the environment does not say whether a task was solved.
-        """
-        return [self._repaid(trajectory) for trajectory in trajectories]
-
-    def _repaid(self, trajectory: Trajectory) -> Trajectory:
+    def episode_credit(self, trajectory: Trajectory) -> Trajectory:
+        """The record with R in place of every reward."""
         correct = float(solved(trajectory, self.config))
         decisions = [group for group in trajectory.groups if group.key.agent == self.caller]
         form = all(map(readable, decisions))

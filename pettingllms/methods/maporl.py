@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from pettingllms.errors import ConfigError
 from pettingllms.methods.dr_mas import PerAgentTurn
 from pettingllms.rollout.trajectory import Trajectory
-from pettingllms.trainers.method import Method, argument, repaid
+from pettingllms.trainers.method import EpisodeCredit, argument, repaid
 from pettingllms.types import Candidate, Group
 
 Scores = Sequence[Mapping[str, float]]
 """For each round agent -> score of its answer, V."""
 
 
-class Debate(Method):
+class Debate(EpisodeCredit):
     """An answer in a debate is worth its own score and those of later rounds.
 
         R[t][a] = (V[t][a] + sum_u>t gamma^(u-t) mean_b V[u][b]) / sum_u>=t gamma^(u-t)
@@ -49,15 +49,8 @@ class Debate(Method):
     b0: float = argument(0.0, at_least=0)
     b1: float = argument(0.0, at_least=0)
 
-    def credit(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """The records with R in place of every reward.
-
-        Raises:
-            ConfigError: the environment does not say whether an answer is right.
-        """
-        return [self._debated(trajectory) for trajectory in trajectories]
-
-    def _debated(self, trajectory: Trajectory) -> Trajectory:
+    def episode_credit(self, trajectory: Trajectory) -> Trajectory:
+        """The record with R in place of every reward; needs to know which answers are right."""
         rounds = self._rounds(trajectory)
 
         def reward(group: Group, candidate: Candidate) -> float:

@@ -5,15 +5,15 @@ https://github.com/mzf666/MATPO
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from pettingllms.methods.grpo import Grpo
 from pettingllms.rollout.trajectory import Trajectory
-from pettingllms.trainers.method import Method, readable, repaid, solved
+from pettingllms.trainers.method import EpisodeCredit, readable, repaid, solved
 from pettingllms.types import Candidate, Group
 
 
-class RootReward(Method):
+class RootReward(EpisodeCredit):
     """An episode is worth R at its last decision, and nothing before.
 
         R = 0.9 correct + 0.1 form
@@ -27,15 +27,8 @@ class RootReward(Method):
     credits = "return"
     credit_shapes = ("episodes",)
 
-    def credit(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """The records with R as the return of every episode.
-
-        Raises:
-            ConfigError: the environment does not say whether a task was solved.
-        """
-        return [self._repaid(trajectory) for trajectory in trajectories]
-
-    def _repaid(self, trajectory: Trajectory) -> Trajectory:
+    def episode_credit(self, trajectory: Trajectory) -> Trajectory:
+        """The record with R as its return."""
         total = root_reward(solved(trajectory, self.config), map(readable, trajectory.groups))
 
         def reward(group: Group, candidate: Candidate) -> float:

@@ -9,11 +9,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from pettingllms.rollout.trajectory import Trajectory
-from pettingllms.trainers.method import Method, repaid_once, solved
+from pettingllms.trainers.method import EpisodeCredit, repaid_once, solved
 from pettingllms.types import Advantage, Group
 
 
-class MaxRl(Method):
+class MaxRl(EpisodeCredit):
     """K episodes of a task are compared by success, and rare successes weigh more.
 
         A = (r - mean r) / mean r,    0 where none of the K succeeded
@@ -29,16 +29,9 @@ class MaxRl(Method):
     credits = "return"
     credit_shapes = ("episodes",)
 
-    def credit(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """The records with r at the last decision of each episode, as the return of all agents.
-
-        Raises:
-            ConfigError: the environment does not say whether a task was solved.
-        """
-        return [
-            repaid_once(trajectory, float(solved(trajectory, self.config)))
-            for trajectory in trajectories
-        ]
+    def episode_credit(self, trajectory: Trajectory) -> Trajectory:
+        """The record with r at the last decision, as the return of all agents."""
+        return repaid_once(trajectory, float(solved(trajectory, self.config)))
 
     def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
         """(r - mean r) / mean r of each decision's episode; an episode counts once."""

@@ -37,10 +37,8 @@ def parse_policies(spec: str, roles: Sequence[str], agents: Sequence[str] = ()) 
             file system cannot hold.
         UnknownNameError: a role or agent that does not act.
     """
-    if spec == "shared":
-        return dict.fromkeys(roles, "shared")
-    if spec == BASE:
-        return dict.fromkeys(roles, BASE)
+    if spec in ("shared", BASE):
+        return dict.fromkeys(roles, spec)
     if spec == "per-role":
         pairs = {role: role for role in roles}
     elif spec == "per-agent":
@@ -140,16 +138,32 @@ def _for_all(spec: str) -> bool:
     return is_partner(spec) and "," not in spec
 
 
-def _from_pairs(spec: str) -> dict[str, str]:
+def pairs_of(setting: str, spec: str, form: str, hint: str = "") -> dict[str, str]:
+    """Reads `one=a,other=b`.
+
+    Args:
+        setting: its name in errors.
+        spec: the text.
+        form: of a pair, such as `role=policy`.
+        hint: the end of the error about another form.
+
+    Raises:
+        ConfigError: an item of another form, or a name that occurs twice.
+    """
     pairs: dict[str, str] = {}
     for item in spec.split(","):
-        role, equals, policy = (word.strip() for word in item.partition("="))
-        if not equals or not role or not policy:
-            raise ConfigError(f"policies: {item!r} is not role=policy, in {spec!r}")
-        if role in pairs:
-            raise ConfigError(f"policies: role {role!r} is named twice, in {spec!r}")
-        pairs[role] = policy
+        name, equals, value = (word.strip() for word in item.partition("="))
+        if not (name and equals and value):
+            raise ConfigError(f"{setting}: {item!r} is not {form}, in {spec!r}{hint}")
+        if name in pairs:
+            what = form.partition("=")[0].lower()
+            raise ConfigError(f"{setting}: {what} {name!r} is named twice, in {spec!r}")
+        pairs[name] = value
     return pairs
+
+
+def _from_pairs(spec: str) -> dict[str, str]:
+    return pairs_of("policies", spec, "role=policy")
 
 
 def _checked(

@@ -26,7 +26,7 @@ from pettingllms.data import reach
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 from pettingllms.models import SHIPPED, model_path, shipped
 from pettingllms.models.gguf import SMOLLM2, is_gguf
-from pettingllms.policies.roles import BASE, is_own
+from pettingllms.policies.roles import BASE, is_own, pairs_of
 from pettingllms.policies.weights import CONFIG_FILE, DIGEST_KEY, WEIGHTS_FILE, read_config
 
 _HUB_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
@@ -198,18 +198,8 @@ def _of_roles(
 
 def _pairs(spec: str) -> dict[str, str]:
     """Role -> folder or hub id."""
-    pairs: dict[str, str] = {}
-    for item in spec.split(","):
-        role, equals, source = (word.strip() for word in item.partition("="))
-        if not (role and equals and source):
-            raise ConfigError(
-                f"adapters: {item!r} is not ROLE=FOLDER, in {spec!r}; write coder=FOLDER,tester="
-                "FOLDER, or give one folder for all roles"
-            )
-        if role in pairs:
-            raise ConfigError(f"adapters: role {role!r} is named twice, in {spec!r}")
-        pairs[role] = source
-    return pairs
+    hint = "; write coder=FOLDER,tester=FOLDER, or give one folder for all roles"
+    return pairs_of("adapters", spec, "ROLE=FOLDER", hint)
 
 
 def _located(source: str, role: str | None = None) -> Path:

@@ -161,18 +161,17 @@ class ForkOnFirst(RolloutShape):
         return count * self.width
 
 
-class RoundRobin(RolloutShape):
-    """Episodes that part at one decision of the first round, at another agent's in each task."""
+class RoundRobin(ForkOnFirst):
+    """Episodes that part at one decision of the first round, at another agent's in each task.
+
+    Completions are counted for a task that parts at its first decision, which has the most.
+    """
 
     def plan(self, move: Move) -> Plan:
         """Forks at the task's own place."""
         # By the task's name, so that all episodes of a task part at the same decision.
         at = random.Random(f"{move.task} forks").randrange(max(1, move.agents))
         return Plan(self.width, forks=True) if move.depth == at else Plan()
-
-    def completions(self, count: int) -> int:
-        """The most: where the first decision forks."""
-        return count * self.width
 
 
 class Full(Tree):

@@ -15,7 +15,7 @@ tokens of all candidates, `_V` vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -52,17 +52,13 @@ class TransformersEngine:
 
     def __init__(self, weights: Weights, generator: BatchGenerator) -> None:
         self._weights, self.generator = weights, generator
-        self._versions: dict[str, int] = {}
-
-    @property
-    def versions(self) -> Mapping[str, int]:
+        self.versions: dict[str, int] = {}
         """The version of each policy's weights that is sampled from."""
-        return self._versions
 
     def publish(self, policy: str, version: int) -> None:
         """Brings the policy's merged copy up to date, if it has one."""
         self._weights.refresh(policy)
-        self._versions[policy] = version
+        self.versions[policy] = version
 
     def sample(
         self, requests: Sequence[Request], n: int, params: SamplingParams

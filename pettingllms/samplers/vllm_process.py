@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import httpx2
 
@@ -216,7 +216,15 @@ class VllmProcess:
         }
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
-            self._process = _spawned(words, environment, log)
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "pettingllms.samplers.vllm_process", *words],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                # In a process group of its own, so that Ctrl-C does not reach it and `_stop` ends all of it.
+                start_new_session=True,
+            )
         # Also at the end of the interpreter, and where this object is dropped without `stop`.
         self._stop = weakref.finalize(self, _stop, self._process)
         deadline = time.monotonic() + seconds
@@ -252,20 +260,6 @@ class VllmProcess:
             return self.endpoint.healthy(1.0)
         except httpx2.HTTPError:
             return False
-
-
-def _spawned(
-    words: Sequence[str], environment: dict[str, str], log: IO[bytes]
-) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "pettingllms.samplers.vllm_process", *words],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        # In a process group of its own, so that Ctrl-C does not reach it and `_stop` ends all of it.
-        start_new_session=True,
-    )
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

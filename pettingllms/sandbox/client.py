@@ -190,18 +190,14 @@ class WorkerPool:
         _POOLS.add(self)
 
     def _reset(self) -> None:
-        # A plain lock: Ctrl-C can hit the main thread between a condition's lock and its holder.
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        # A new one in a forked process, and a plain lock: Ctrl-C can hit the main thread between a
+        # condition's lock and its holder.
+        self.lock = threading.Lock()
+        self._changed = threading.Condition(self.lock)
         self._idle: list[WorkerConnection] = []
         self._all: set[WorkerConnection] = set()
         self._starting = 0
         self._closed = False
-
-    @property
-    def lock(self) -> threading.Lock:
-        """Guards the pool; a forked process has a new one."""
-        return self._lock
 
     @contextlib.contextmanager
     def worker(self) -> Iterator[WorkerConnection]:
@@ -226,7 +222,7 @@ class WorkerPool:
             SandboxUnavailable: one that works already lacks it.
         """
         self.required = layers
-        with self._lock:
+        with self.lock:
             connections = list(self._all)
         for connection in connections:
             isolation.require(layers, connection.layers, connection.problems)
@@ -234,12 +230,12 @@ class WorkerPool:
     @property
     def waiting(self) -> int:
         """Number of workers that could take a request at once."""
-        with self._lock:
+        with self.lock:
             return self.size - len(self._all) - self._starting + len(self._idle)
 
     def close(self) -> None:
         """Kill every worker; those in use are taken away from their callers."""
-        with self._lock:
+        with self.lock:
             self._closed = True
             idle, self._idle = self._idle, []
             busy = self._all.difference(idle)
@@ -269,7 +265,7 @@ class WorkerPool:
 
     def _take_idle(self) -> WorkerConnection | None:
         """A worker that waits, perhaps a dead one, or None where there is room for a new one."""
-        with self._lock:
+        with self.lock:
             while True:
                 if self._closed:
                     raise SandboxUnavailable("the sandbox is closed; open another one")
@@ -285,7 +281,7 @@ class WorkerPool:
         try:
             connection = self._launch()
         finally:
-            with self._lock:
+            with self.lock:
                 self._starting -= 1
                 if connection is not None:
                     self._all.add(connection)
@@ -304,7 +300,7 @@ class WorkerPool:
         return connection
 
     def _give_back(self, connection: WorkerConnection, good: bool) -> None:
-        with self._lock:
+        with self.lock:
             keep = good and connection in self._all and not self._closed
             if keep:
                 self._idle.append(connection)
@@ -315,7 +311,7 @@ class WorkerPool:
         try:
             connection.close()
         finally:
-            with self._lock:
+            with self.lock:
                 self._all.discard(connection)
                 self._changed.notify()
 

@@ -140,7 +140,8 @@ class ContainerChannel:
     def __init__(self, connect: Connect, image: str, command: Sequence[str], host: Any) -> None:
         self._owner = os.getpid()
         self._connect = connect
-        self._id: str | None = None
+        self.id: str | None = None
+        """The container's; None where it is gone."""
         self._socket: socket.socket | None = None
         try:
             with contextlib.closing(connect()) as client:
@@ -168,25 +169,20 @@ class ContainerChannel:
             labels={OWNER_LABEL: owner_mark()},
             host_config=api.create_host_config(**host),
         )
-        self._id = created["Id"]
+        self.id = created["Id"]
         # Attached before the start, so that nothing is missed.
         parts = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
-        attached = api.attach_socket(self._id, params=parts)
+        attached = api.attach_socket(self.id, params=parts)
         mine = _own_socket(attached)
-        api.start(self._id)
+        api.start(self.id)
         return mine
-
-    @property
-    def id(self) -> str | None:
-        """The container's id."""
-        return self._id
 
     def kill(self) -> None:
         """Have the engine kill the container, which it then removes."""
-        if self._id is None or os.getpid() != self._owner:
+        if self.id is None or os.getpid() != self._owner:
             return
         # Forgotten first, since several threads may call this, and once is enough.
-        identity, self._id = self._id, None
+        identity, self.id = self.id, None
         try:
             with contextlib.closing(self._connect()) as client:
                 client.api.remove_container(identity, force=True)

@@ -69,9 +69,7 @@ class Behavior:
         return self.complaint(rows[-1][0])
 
 
-def attack(
-    name: str, code: str, *, statuses: tuple[str, ...] = ("ok",), setup: str = ""
-) -> Behavior:
+def attack(name: str, code: str) -> Behavior:
     """A program that tries `code`, says `held` if an exception stopped it and `ESCAPED` if not.
 
     A program that the kernel stops (`forbidden`, `killed`) says nothing, and passes as well.
@@ -83,7 +81,6 @@ libc = ctypes.CDLL(None, use_errno=True)
 def call(number, *arguments):
     if libc.syscall(number, *arguments) < 0:
         raise OSError(ctypes.get_errno(), "refused")
-{dedent(setup).strip()}
 try:
 {body}
 except (OSError, ImportError, ValueError, AttributeError) as error:
@@ -91,7 +88,7 @@ except (OSError, ImportError, ValueError, AttributeError) as error:
 else:
     print("ESCAPED")
 """
-    return Behavior(name, program, statuses=(*statuses, "forbidden", "killed"))
+    return Behavior(name, program, statuses=("ok", "forbidden", "killed"))
 
 
 _SHORT_WALL = replace(TIGHT, wall_s=0.4)

@@ -94,7 +94,7 @@ class Worker:
         self._waiting: deque[Job] = deque()
         self._left: list[Job] = []
         self._closed = False
-        self._queued = 0
+        self.waiting = 0
         """Completions that are in no batch yet."""
         # The thread's own.
         self._entering: dict[Job, deque[Row]] = {}
@@ -108,11 +108,6 @@ class Worker:
     def rows(self) -> int:
         """Completions in progress; those of waiting jobs do not count."""
         return len(self._live)
-
-    @property
-    def waiting(self) -> int:
-        """Completions that are in no batch yet."""
-        return self._queued
 
     @property
     def running(self) -> bool:
@@ -129,9 +124,9 @@ class Worker:
         with self._changed:
             if self._closed:
                 raise Stopped("the server is stopping")
-            if self._queued and self._queued + job.size > self._most_waiting:
-                raise QueueFull(f"{self._queued} completions are waiting already; try again later")
-            self._queued += job.size
+            if self.waiting and self.waiting + job.size > self._most_waiting:
+                raise QueueFull(f"{self.waiting} completions are waiting already; try again later")
+            self.waiting += job.size
             self._waiting.append(job)
             self._changed.notify()
 
@@ -140,7 +135,7 @@ class Worker:
         with self._changed:
             if job in self._waiting:
                 self._waiting.remove(job)
-                self._queued -= job.size
+                self.waiting -= job.size
             else:
                 self._left.append(job)
                 self._changed.notify()
@@ -226,7 +221,7 @@ class Worker:
 
     def _count(self, more: int) -> None:
         with self._changed:
-            self._queued += more
+            self.waiting += more
 
     def _has_row(self, job: Job) -> bool:
         return any(owner is job for owner, _ in self._live)

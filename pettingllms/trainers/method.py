@@ -388,6 +388,18 @@ def repaid(trajectory: Trajectory, reward: Callable[[Group, Candidate], float]) 
     )
 
 
+class EpisodeCredit(Method):
+    """A method, or a part of one, that credits every episode by itself."""
+
+    def credit(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """Returns the records as `episode_credit` has them."""
+        return [self.episode_credit(trajectory) for trajectory in trajectories]
+
+    def episode_credit(self, trajectory: Trajectory) -> Trajectory:
+        """Returns the record of an episode with what its completions are worth."""
+        raise NotImplementedError
+
+
 def repaid_once(trajectory: Trajectory, worth: float | Mapping[str, float]) -> Trajectory:
     """The record with one reward in place of all others, at the episode's last decision.
 

@@ -143,10 +143,7 @@ class Verifier:
             parameter.grad = None
         self.trainer._backward(policy, batch, LossMeter(policy))
         logprobs = self._logprobs(policy, batch)
-        gaps = [
-            (logp - torch.tensor(sample.logprobs)).abs().mean() for sample, logp in logprobs.items()
-        ]
-        return logprobs, float(torch.stack(gaps).mean())
+        return logprobs, _gap(logprobs)
 
     @torch.no_grad()
     def _write(self, policy: str, state: dict[str, torch.Tensor]) -> None:
@@ -200,15 +197,20 @@ class Verifier:
             for reply in answers
         ]
         logprobs = self._logprobs(policy, PolicyBatch.of(list(dict.fromkeys(samples))))
-        gaps = [
-            (logp - torch.tensor(sample.logprobs)).abs().mean() for sample, logp in logprobs.items()
-        ]
-        gap, noise = float(torch.stack(gaps).mean()), self._noise[policy]
+        gap, noise = _gap(logprobs), self._noise[policy]
         return Proof(
             gap <= max(3 * noise, ROUNDING),
             f"the sampler answers with version {version} (log-probabilities differ by {gap:.1e} from the "
             f"trainer's; before the update by {noise:.1e})",
         )
+
+
+def _gap(logprobs: dict[Sample, torch.Tensor]) -> float:
+    """How far the sampler's log-probabilities are from these, a mean over samples."""
+    gaps = [
+        (logp - torch.tensor(sample.logprobs)).abs().mean() for sample, logp in logprobs.items()
+    ]
+    return float(torch.stack(gaps).mean())
 
 
 def _rise(

@@ -69,9 +69,7 @@ def check_form_only(demonstrations: Demonstrations, env: AnyEnv) -> None:
                         )
 
 
-def warm_start(
-    demonstrations: Demonstrations, model: str, out: Path, *, steps: int = 30, lora_r: int = 16
-) -> None:
+def warm_start(demonstrations: Demonstrations, model: str, out: Path, *, steps: int = 30) -> None:
     """Trains an adapter for each role on its demonstrations, and saves it as OUT/ROLE.
 
     Args:
@@ -79,7 +77,6 @@ def warm_start(
         model: a name or folder, as `--model` takes it.
         out: a new folder.
         steps: of the optimizer, with 8 demonstrations each, at a rate of 2e-4.
-        lora_r: rank of the adapters.
 
     Raises:
         ConfigError: `out` exists.
@@ -96,7 +93,7 @@ def warm_start(
     if out.exists():
         raise ConfigError(f"{out} exists; name a new folder")
     set_seed(0)
-    lora: dict[str, Any] = {"r": lora_r, "lora_alpha": 2 * lora_r, "target_modules": "all-linear"}
+    lora: dict[str, Any] = {"r": 16, "lora_alpha": 32, "target_modules": "all-linear"}
     settings: dict[str, Any] = {
         "max_steps": steps,
         "learning_rate": 2e-4,

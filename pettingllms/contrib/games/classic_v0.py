@@ -24,7 +24,7 @@ import pickle
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 import pettingzoo
@@ -36,6 +36,7 @@ from pettingllms.contrib.games.classic_texts import TEXTS, GameText, generic
 from pettingllms.contrib.games.game_env import GameEnv, seat_roles
 from pettingllms.contrib.games.generators import Generators, private, seeded
 from pettingllms.envs.aec import deep_copied, pickled
+from pettingllms.envs.base import metadata_of
 from pettingllms.errors import CloneError, ConfigError, UnknownNameError, did_you_mean
 from pettingllms.registry import resolve
 
@@ -64,13 +65,7 @@ class raw_env(GameEnv):
         CloneError: the game cannot be copied.
     """
 
-    metadata = {  # noqa: RUF012 - PettingZoo's class attribute
-        "name": "classic_v0",
-        "render_modes": ["ansi", "human"],
-        "is_parallelizable": False,
-        "outcome": "late",
-    }
-    embedded: ClassVar[Mapping[str, Any]] = {}
+    metadata = metadata_of("classic_v0", outcome="late")
 
     def __init__(
         self,

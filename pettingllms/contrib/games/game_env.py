@@ -12,21 +12,16 @@ once are refused (`pettingllms.trainers.fitting`).
 
 from __future__ import annotations
 
-import operator
-import secrets
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
-import gymnasium
-from gymnasium.spaces import Dict, Discrete, Space
-from pettingzoo import AECEnv
+from gymnasium.spaces import Dict, Discrete
 
 from pettingllms.envs import arguments
-from pettingllms.envs.base import stream_seed
+from pettingllms.envs.base import AgentEnv, stream_seed
 from pettingllms.envs.spaces import FreeText
 from pettingllms.envs.thinking import UNCLOSED, without_thought
-from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
+from pettingllms.errors import ConfigError
 
 # Games of other libraries search replies with patterns of their own, whose cost nobody has
 # bounded.
@@ -36,7 +31,7 @@ MAX_REPLY = 20_000
 _CONTAINERS = ("agents", "rewards", "terminations", "truncations", "_cumulative_rewards", "_acts")
 
 
-class GameEnv(AECEnv[str, dict[str, Any], str | None]):
+class GameEnv(AgentEnv):
     """Base class of bridges; the module docstring says what for.
 
     Args:
@@ -49,8 +44,6 @@ class GameEnv(AECEnv[str, dict[str, Any], str | None]):
         ConfigError: a value that cannot be used.
     """
 
-    metadata: dict[str, Any]
-    _skip_agent_selection: Any
     embedded: ClassVar[Mapping[str, Any]] = {}
     """Arguments that fit the game to the embedded model, unless others are given."""
 
@@ -61,9 +54,9 @@ class GameEnv(AECEnv[str, dict[str, Any], str | None]):
         self.max_turns = arguments.turn_limit(max_turns, None, max_turns)
         self.possible_agents = arguments.agent_names(roles)
         space = Dict({"text": FreeText(), "turn": Discrete(self.max_turns + 1)})
-        self._observation_spaces: dict[str, Space[Any]] = dict.fromkeys(self.possible_agents, space)
+        self._observation_spaces = dict.fromkeys(self.possible_agents, space)
         self._action_spaces = dict.fromkeys(self.possible_agents, FreeText())
-        self._stream: tuple[int, int] | None = None
+        self._stream = None
         self._shown: dict[str, str] = {}
 
     # What a subclass writes.
@@ -100,14 +93,6 @@ class GameEnv(AECEnv[str, dict[str, Any], str | None]):
 
     # PettingZoo's interface.
 
-    def observation_space(self, agent: str) -> Space[Any]:
-        """The space of `observe(agent)`: always the same object."""
-        return self._observation_spaces[self._known(agent)]
-
-    def action_space(self, agent: str) -> FreeText:
-        """The space of replies: always the same object."""
-        return self._action_spaces[self._known(agent)]
-
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
         """Starts a game of that seed, or the next one of the stream that an earlier seed opened.
 
@@ -116,15 +101,8 @@ class GameEnv(AECEnv[str, dict[str, Any], str | None]):
             TypeError: `seed` is not an integer.
         """
         del options  # PettingZoo's api_test passes one to every environment
-        if seed is not None:
-            if operator.index(seed) < 0:
-                raise ConfigError(f"seed must not be negative, got {seed}")
-            self._stream = (operator.index(seed), 0)
-        elif self._stream is None:
-            # Games seed NumPy's older generator with it, whose seeds have 32 bits.
-            self._stream = (secrets.randbits(32), 0)
-        else:
-            self._stream = (self._stream[0], self._stream[1] + 1)
+        # Games seed NumPy's older generator with it, whose seeds have 32 bits.
+        self._stream = self._next_stream(seed, bits=32)
         self._begin(stream_seed(*self._stream))
         self.agents = list(self.possible_agents)
         self._shown = {}
@@ -157,18 +135,10 @@ class GameEnv(AECEnv[str, dict[str, Any], str | None]):
             ValueError: a finished agent's action is not None.
             RuntimeError: the episode is over and all agents are gone.
         """
-        if not self.agents:
-            raise RuntimeError("step() after the end of the episode; call reset() first")
-        agent = self.agent_selection
-        if self.terminations[agent] or self.truncations[agent]:
-            self._was_dead_step(action)
+        agent, reply = self.agent_selection, self._reply_of(action)
+        if reply is None:
             return
-        if not isinstance(action, str):
-            raise TypeError(
-                f"the action of {agent!r} must be a str, got {type(action).__name__}; "
-                "None is for finished agents only"
-            )
-        text, error = _read(action)
+        text, error = _read(reply)
         unread = self._play(self.possible_agents.index(agent), text)
         self._shown = {}
         self._acts[agent] += 1
@@ -194,21 +164,8 @@ class GameEnv(AECEnv[str, dict[str, Any], str | None]):
                 self.agent_selection = agents[0]
         self._accumulate_rewards()
 
-    def render(self) -> Any:
-        """Returns what the agent to act sees ("ansi"); "human" prints it."""
-        if self.render_mode is None:
-            gymnasium.logger.warn(
-                "You are calling render method without specifying any render mode."
-            )
-            return None
-        text = self.observe(self.agent_selection)["text"]
-        if self.render_mode == "ansi":
-            return text
-        sys.stdout.write(f"{text}\n")
-        return None
-
-    def close(self) -> None:
-        """Does nothing: games hold no resources."""
+    def _drawn(self) -> str:
+        return str(self.observe(self.agent_selection)["text"])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """An exact copy at the same point of the same game; spaces are shared."""
@@ -223,12 +180,6 @@ class GameEnv(AECEnv[str, dict[str, Any], str | None]):
             self._copied(twin)
         twin._shown = dict(self._shown)
         return twin
-
-    def _known(self, agent: str) -> str:
-        if agent not in self._action_spaces:
-            hint = did_you_mean(str(agent), self.possible_agents)
-            raise UnknownNameError(f"{self} has no agent {agent!r}; {hint}")
-        return agent
 
     def __str__(self) -> str:
         return str(self.metadata["name"])

@@ -41,6 +41,7 @@ from pettingllms.contrib.games.textarena_games import (
     game_of,
 )
 from pettingllms.envs import arguments
+from pettingllms.envs.base import metadata_of
 from pettingllms.errors import CloneError, ConfigError
 
 logger = logging.getLogger(__name__)
@@ -77,12 +78,7 @@ class raw_env(GameEnv):
         ConfigError: TextArena or a word list is missing; a value that the game does not take.
     """
 
-    metadata = {  # noqa: RUF012 - PettingZoo's class attribute
-        "name": "textarena_v0",
-        "render_modes": ["ansi", "human"],
-        "is_parallelizable": False,
-        "outcome": "late",
-    }
+    metadata = metadata_of("textarena_v0", outcome="late")
     embedded: ClassVar[Mapping[str, Any]] = {"prompt": "compact"}
 
     def __init__(
