@@ -313,8 +313,8 @@ class Lab:
 
     def _base(self, cell: Cell) -> str | None:
         """The untrained team's result, which is measured once."""
-        # That of a warm start is another one.
-        start = f"{cell.task}/{cell.arm}/" if cell.arm == WARM else f"{cell.task}/"
+        # A warm start has another one.
+        start = f"{cell.task}/{cell.arm}/" if cell.arm in (COLD, WARM) else f"{cell.task}/"
         of_task = (own for name, own in self.cells.items() if name.startswith(start))
         return next((own["teams"]["base"] for own in of_task if "base" in own["teams"]), None)
 

@@ -29,3 +29,11 @@ def test_dynamic_sampling_ends_at_the_tokens_of_the_same_seed(tmp_path, monkeypa
     cell = reading.Cell("read", reading.DYNAMIC, 1.6e-3, 3)
     assert lab._tokens(cell) == 77
     assert lab._tokens(cell._replace(arm=reading.EPISODES)) == float("inf")
+
+
+def test_the_untrained_team_of_a_cold_start_is_not_that_of_a_warm_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "HERE", tmp_path)
+    lab = reading.Lab(tmp_path / "reading.json", ["prices"])
+    lab.keep("prices/after a warm start/0.0002/2", {"teams": {"base": "11", "both": "11"}})
+    assert lab._base(reading.Cell("prices", reading.COLD, 2e-4, 2)) is None
+    assert lab._base(reading.Cell("prices", reading.WARM, 2e-4, 3)) == "11"
