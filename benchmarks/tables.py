@@ -236,6 +236,13 @@ def _of_rows(table: Callable[[Any], Table], name: str) -> str:
     return markdown(*table(load(name)["rows"]))
 
 
+SCRIPTS = (
+    *("alone", "between", "ensemble", "games", "habits", "late_outcome", "leader", "malt"),
+    *("parts", "prompts", "protocol", "reading", "rounds", "self_play", "trust"),
+)
+"""Benchmarks with a function `table` of their own."""
+
+
 def tables() -> dict[str, Callable[[], str]]:
     """Name of a marker -> what makes its table, for everything that is published."""
     speeds = {
@@ -254,24 +261,7 @@ def tables() -> dict[str, Callable[[], str]]:
     }
     found |= {n: partial(_of_rows, *each) for n, each in speeds.items() if published(each[1])}
     found |= {name: partial(paper, name) for name in EXPERIMENTS if published(name)}
-    own: list[str] = [
-        "alone",
-        "between",
-        "ensemble",
-        "late_outcome",
-        "leader",
-        "malt",
-        "rounds",
-        "trust",
-        "habits",
-        "games",
-        "self_play",
-        "parts",
-        "prompts",
-        "protocol",
-        "reading",
-    ]
-    found |= {name: partial(_of_script, name) for name in own if published(name)}
+    found |= {name: partial(_of_script, name) for name in SCRIPTS if published(name)}
     if published("parts"):
         found |= {
             f"parts_{name}": partial(_of_script, "parts", name) for name in ("roles", "passes")

@@ -115,7 +115,8 @@ class Hit(Callback):
     def on_step(self, trainer: ATGRPO, row: Any) -> None:
         del row
         if trainer.step in self._hits:
-            self.struck.append(engines()[0])
+            # The older process: one that has just replaced another may not have started, and has longer.
+            self.struck.append(min(engines()))
             threading.Timer(0.2, os.kill, (self.struck[-1], self._hits[trainer.step])).start()
 
 

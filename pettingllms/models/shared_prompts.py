@@ -148,7 +148,7 @@ class PackedLayout:
         keep_prompts: bool = False,
     ) -> None:
         # A completion of one token has none that anything follows.
-        owned = [(reply, u) for u, all_ in enumerate(completions) for reply in all_ if reply.places]
+        owned = [(reply, u) for u, rest in enumerate(completions) for reply in rest if reply.places]
         replies, owners = [reply for reply, _ in owned], [u for _, u in owned]
         parts = (
             [[*range(len(prompts))]] if keep_prompts else alike([len(prompt) for prompt in prompts])
