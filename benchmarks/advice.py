@@ -104,8 +104,8 @@ class Watch(Callback):
 
     wants_gradients = True
 
-    def __init__(self) -> None:
-        self.sums, self.plain = Sums(ROLES), list[float]()
+    def __init__(self, roles: Sequence[str]) -> None:
+        self.roles, self.sums, self.plain = roles, Sums(roles), list[float]()
 
     def on_gradients(
         self, trainer: ATGRPO, policy: str, gradients: Mapping[str, Any], samples: Sequence[Any]
@@ -113,8 +113,8 @@ class Watch(Callback):
         """Adds a step."""
         del trainer, policy
         self.sums.add(gradients, samples)
-        if len(gradients) == len(ROLES):
-            left, right = (gradients[role] for role in ROLES)
+        if len(gradients) == len(self.roles) == 2:
+            left, right = (gradients[role] for role in self.roles)
             cosine = torch.cosine_similarity(left, right, dim=0)
             self.plain.append(cosine.item())
 
@@ -173,7 +173,7 @@ def train(base: Path, cell: Cell, tokens: int = TOKENS) -> dict[str, Any]:
         lora_r=dials.rank,
         lora_alpha=2 * dials.rank,
     )
-    watch = Watch()
+    watch = Watch(ROLES)
     trainer = ATGRPO(config, env, policies, callbacks=[watch] if cell.arm == SHARED else [])
     readings, signals = {"start": round(decisions(policies, env), 4)}, dict[str, Any]()
     for name, share in READ_AT.items():

@@ -71,7 +71,8 @@ def weights(options: argparse.Namespace) -> LoraWeights:
         config = (
             AutoConfig.from_pretrained(options.model_config) if options.model_config else tiny()
         )
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        with device:  # billions of random numbers take a CPU minutes
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     nn.Module.to(model.eval(), device)  # transformers' own `to` is not typed
     share_prompts(model)
     merge = dtype == torch.float32 and model.get_memory_footprint() <= MERGE_LIMIT_BYTES

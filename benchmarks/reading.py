@@ -3,10 +3,11 @@
     python -m benchmarks.reading [--minutes N] [--only read relay] [--dry-run]
 
 A cell is an arm that is trained on a task with a learning rate and a seed. Arms have the same number of updates
-and completions; dynamic sampling has the same tokens. The rate of each is the one whose team solves most validation tasks
-of `read` with the seed `TUNING`; where that is the first or last one of the grid, the grid is extended. Arms in `UNTUNED` have
-no sweep. Teams of the seeds `SEEDS` then play 200 test tasks, with names that are in no training task. Finished cells are kept in `results/reading.json` and not repeated; several
-processes share the cells. `python -m benchmarks.figures` draws the figure.
+and completions; dynamic sampling has the same tokens. In the tasks `SWEPT`, the rate of each is the one whose team solves most
+validation tasks, the mean of the seeds `TUNING`; where that is the first or last one of the grid, the grid is extended. Other tasks
+take the rate of `read`, and arms in `UNTUNED` have no sweep. Teams of the seeds `SEEDS` then play 200 test tasks, with names that are in no training task.
+The shared policy's gradients are read as `--advise` reads them, which changes nothing. Finished cells are kept in
+`results/reading.json` and not repeated; several processes share the cells. `python -m benchmarks.figures` draws the figure.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import numpy as np
 import torch
 
 from benchmarks import errands, relay
+from benchmarks.advice import Watch
 from benchmarks.evidence import Table, gain_over_seeds, revision, shown, solved_digits
 from benchmarks.options import Options
 from pettingllms.envs import make, program_v0, read_v0
@@ -44,11 +46,14 @@ from pettingllms.trainers.config import ATGRPOConfig, resolve
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "reading.json"
 MODEL = "smollm2"
-SEEDS = (2, 3, 4, 5, 6)
+SEEDS = (2, 3, 4, 5, 6, 7, 8, 9)
 """Of what is published; three of each task are measured first, and two of tasks that a stranger wrote."""
-FIVE_SEEDS = ("read", "relay")
-TUNING = 0
-"""The seed of the sweep of learning rates."""
+SWEPT = ("read", "relay")
+"""Tasks with a sweep of rates of their own, and with all seeds."""
+TUNING = (0, 1)
+"""The seeds of the sweep of learning rates."""
+READ_AT = (10, 30)
+"""Steps after which the signals of a shared policy are read."""
 TEST_TASKS, VALIDATION_TASKS = 200, 100
 RATES = (8e-4, 1.6e-3, 3.2e-3)
 """The grid of every arm; further rates are twice the last one, or half the first one."""
@@ -185,22 +190,29 @@ def measured(cell: Cell, base: str | None, tokens: float = math.inf) -> dict[str
     """
     torch.set_num_threads(1)
     trainer = trainer_of(cell)
+    watch = Watch(roles_of(trainer.env))
+    trainer.callbacks = [watch] if cell.arm == SHARED else []
     every = RoleTeam("both", trainer.trained, {})
     if cell.arm in (COLD, WARM) and base is None:
         base = played(cell, trainer, every, "test", TEST_TASKS)
     started, last, curve = cpu_seconds(), roles_of(trainer.env)[-1], []
+    signals = dict[int, Any]()
     while trainer.step < STEPS and trainer.tokens < tokens:
         _, metrics = trainer.train_step()
         rewards = {k: round(v, 3) for k, v in metrics.items() if k.startswith("reward/")}
         success, sampled = metrics[f"success/{last}"], int(metrics["num_tokens"])
         curve.append({"success": round(success, 3), "tokens": sampled, **rewards})
+        if cell.arm == SHARED and trainer.step in READ_AT:
+            signals[trainer.step] = watch.signals()
         print(trainer.step, curve[-1], f"{cpu_seconds() - started:.0f} s", flush=True)
     record: dict[str, Any] = {
         "tokens": trainer.tokens,
         "training_cpu_s": round(cpu_seconds() - started, 1),
         "curve": curve,
     }
-    if cell.seed == TUNING:
+    if signals:
+        record["signals"] = signals
+    if cell.seed in TUNING:
         record["teams"] = {"both": played(cell, trainer, every, "val", VALIDATION_TASKS)}
     else:
         teams = role_teams(trainer.trained) if cell.arm == AT_GRPO else [every]
@@ -225,6 +237,28 @@ def share(digits: str) -> float:
     return digits.count("1") / len(digits)
 
 
+def rates(cells: Mapping[str, Any], task: str, arm: str) -> tuple[str, list[float], float | None]:
+    """The task whose sweep decides, its grid of rates, and the best one; None while cells of the grid are missing."""
+    swept, grid = task if task in SWEPT else "read", list(RATES)
+    if arm in UNTUNED:
+        return swept, [], UNTUNED[arm]
+    while True:
+        names = {rate: [Cell(swept, arm, rate, seed).name for seed in TUNING] for rate in grid}
+        if any(name not in cells for of_rate in names.values() for name in of_rate):
+            return swept, grid, None
+        solved = {
+            rate: np.mean([share(cells[name]["teams"]["both"]) for name in of_rate])
+            for rate, of_rate in names.items()
+        }
+        best = max(grid, key=lambda rate: (solved[rate], -rate))
+        if best == grid[-1] and 2 * best < BOUNDS[1]:
+            grid.append(2 * best)
+        elif best == grid[0] and best / 2 > BOUNDS[0] and solved[best]:
+            grid.insert(0, best / 2)
+        else:
+            return swept, grid, best
+
+
 class Lab:
     """The cells, and where they are kept."""
 
@@ -241,41 +275,20 @@ class Lab:
         )
         return found
 
-    def rates(self, arm: str) -> tuple[list[float], float | None]:
-        """The grid of an arm, and its best rate; None while cells of the grid are missing."""
-        if arm in UNTUNED:
-            return [], UNTUNED[arm]
-        grid, cells = list(RATES), self.cells
-        while True:
-            names = {rate: Cell("read", arm, rate, TUNING).name for rate in grid}
-            if not cells.keys() >= set(names.values()):
-                return grid, None
-            solved = {rate: share(cells[name]["teams"]["both"]) for rate, name in names.items()}
-            best = max(grid, key=lambda rate: (solved[rate], -rate))
-            if best == grid[-1] and 2 * best < BOUNDS[1]:
-                grid.append(2 * best)
-            elif best == grid[0] and best / 2 > BOUNDS[0] and solved[best]:
-                grid.insert(0, best / 2)
-            else:
-                return grid, best
-
     def wanted(self) -> Iterator[Cell]:
         """All cells that can be named now: of each arm its sweep, then its first seeds."""
-        arms = list(dict.fromkeys(arm for task in self.only for arm in TASK_ARMS[task]))
-        rates = {arm: self.rates(arm) for arm in arms}
-        first, more = SEEDS[:3], SEEDS[3:]
+        cells, named = self.cells, dict[Cell, None]()
         blocks = [
             (task, arm, seeds)
-            for seeds in (first, more)
+            for seeds in (SEEDS[:3], SEEDS[3:])
             for task in self.only
             for arm in TASK_ARMS[task]
-            if seeds == first or (task in FIVE_SEEDS and arm not in UNTUNED)
+            if seeds == SEEDS[:3] or (task in SWEPT and arm not in UNTUNED)
         ]
-        named = dict[Cell, None]()
         for task, arm, seeds in blocks:
-            grid, best = rates[arm]
-            named |= dict.fromkeys(Cell("read", arm, rate, TUNING) for rate in grid)
-            if best is not None and arm in TASK_ARMS[task]:
+            swept, grid, best = rates(cells, task, arm)
+            named |= {Cell(swept, arm, rate, seed): None for rate in grid for seed in TUNING}
+            if best is not None:
                 few = seeds[:2] if arm in (COLD, WARM) else seeds
                 named |= dict.fromkeys(Cell(task, arm, best, seed) for seed in few)
         yield from named
@@ -347,7 +360,7 @@ def published(results: Mapping[str, Any], *, strangers: bool = False) -> Solved:
         for arm in arms if strangers == (task in STRANGERS) else ():
             for name, record in results["cells"].items():
                 _, _, _, seed = name.split("/")
-                if name.startswith(f"{task}/{arm}/") and int(seed) != TUNING:
+                if name.startswith(f"{task}/{arm}/") and int(seed) not in TUNING:
                     for team, digits in record["teams"].items():
                         title = team if arm == AT_GRPO else f"{team}, {arm}"
                         own = rows.setdefault((task, title), {})
@@ -364,7 +377,7 @@ def of_seeds(results: Mapping[str, Any], task: str) -> dict[str, np.ndarray]:
     curves: dict[str, list[list[float]]] = {}
     for name, record in results["cells"].items():
         of_task, arm, _, seed = name.split("/")
-        if of_task == task and int(seed) != TUNING and arm not in UNTUNED:
+        if of_task == task and int(seed) not in TUNING and arm not in UNTUNED:
             curves.setdefault(arm, []).append([step["success"] for step in record["curve"]])
     return {arm: np.array(own) for arm, own in curves.items()}
 
@@ -414,16 +427,39 @@ def strangers(results: Mapping[str, Any]) -> Table:
 
 
 def sweep(results: Mapping[str, Any]) -> Table:
-    """Validation success of each arm at each rate, with the seed of the sweep."""
-    found = {}
+    """Validation success of each arm at each rate, of each seed of the sweep."""
+    solved = dict[tuple[str, str], dict[float, list[float]]]()
     for name, record in results["cells"].items():
         task, arm, rate, seed = name.split("/")
-        if task == "read" and int(seed) == TUNING:
-            found[arm, float(rate)] = f"{share(record['teams']['both']):.2f}"
-    rates = sorted({rate for _, rate in found})
-    arms = dict.fromkeys(arm for arm, _ in found)
-    rows = [[arm, *(found.get((arm, rate), "") for rate in rates)] for arm in arms]
-    return ["arm", *(f"{rate:g}" for rate in rates)], rows
+        if int(seed) in TUNING:
+            of_arm = solved.setdefault((task, arm), {})
+            of_arm.setdefault(float(rate), []).append(share(record["teams"]["both"]))
+    columns = sorted({rate for of_arm in solved.values() for rate in of_arm})
+    rows = [
+        [f"`{task}`", arm]
+        + [", ".join(f"{one:.2f}" for one in of_arm.get(rate, [])) for rate in columns]
+        for (task, arm), of_arm in solved.items()
+    ]
+    return ["task", "arm", *(f"{rate:g}" for rate in columns)], rows
+
+
+def advice(results: Mapping[str, Any]) -> Table:
+    """What the shared policy's gradients say, and what a policy for each role adds with the same seed."""
+    rows, cells = [], results["cells"]
+    for name, record in cells.items():
+        task, arm, _, seed = name.split("/")
+        best = rates(cells, task, AT_GRPO)[2]
+        apart = cells.get(Cell(task, AT_GRPO, best or 0, int(seed)).name)
+        if arm == SHARED and "signals" in record and apart and int(seed) not in TUNING:
+            solved, shared = (share(one["teams"]["both"]) for one in (apart, record))
+            said = [_signal(signal) for signal in record["signals"].values()]
+            rows.append([f"`{task}`", seed, *said, f"{solved - shared:+.2f}"])
+    return ["task", "seed", *(f"after {step} steps" for step in READ_AT), "measured"], rows
+
+
+def _signal(signal: Mapping[str, Any]) -> str:
+    low, high = signal["interval"]
+    return f"G {signal['G']:+.2f} [{low:+.2f}, {high:+.2f}]: {signal['recommendation']}"
 
 
 def small(p: float | None) -> str:
@@ -452,8 +488,9 @@ def main() -> None:
         return
     lab.run(options.minutes)
     results = json.loads(options.out.read_text())
-    for rows in (table(results), claims(results), sweep(results), strangers(results)):
-        print(f"\n{as_text([rows[0], *rows[1]])}")
+    for rows in (table, claims, sweep, strangers, advice):
+        head, lines = rows(results)
+        print(f"\n{as_text([head, *lines])}")
 
 
 if __name__ == "__main__":

@@ -270,7 +270,7 @@ def tables() -> dict[str, Callable[[], str]]:
     if published("reading"):
         found |= {
             f"reading_{name}": partial(_of_script, "reading", name)
-            for name in ("claims", "sweep", "strangers")
+            for name in ("claims", "sweep", "strangers", "advice")
         }
     if published("protocol"):
         found["protocol_controls"] = partial(_of_script, "protocol", "controls")

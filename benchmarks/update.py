@@ -8,7 +8,7 @@ behind it, no padding.
 Flat: prompt and reply in a row of its own. Both are run with several sizes of micro-batches; `best
 over best` compares the fastest of each; `products` is the share of the fastest packed update's time that its matrix
 products take by themselves; `memory` the most that a micro-batch keeps for its backward
-pass, packed over flat, at the largest size. `gradient difference` is the largest one between the two,
+pass, packed over flat, at the largest size; on a GPU, `GiB` is the most that is allocated. `gradient difference` is the largest one between the two,
 to be seen beside the largest gradient.
 """
 
@@ -41,9 +41,13 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--tokens-per-batch", type=int, nargs="+", default=[2048, 4096, 8192])
     options.add_argument("--longest", type=int, default=2048, help="tokens of the longest reply")
+    options.add_argument("--gradient-checkpointing", action="store_true")
     settings = options.parse_args()
     policies = weights(settings)
     model = policies.module(POLICY)
+    if settings.gradient_checkpointing:
+        model.train()  # transformers computes activations again in this mode only
+        model.gradient_checkpointing_enable({"use_reentrant": False})
     rows = [
         _row(settings, policies, k, length, longest)
         for k, length in zip(settings.k, settings.reply_tokens, strict=True)
@@ -88,12 +92,16 @@ def _row(
         min(seconds[f"{kind} {limit}"] for limit in limits) for kind in ("packed", "flat")
     )
     row["best over best"] = flat / packed
+    if settings.device.startswith("cuda"):
+        for kind in ("packed", "flat"):
+            torch.cuda.reset_peak_memory_stats()
+            contestants[f"{kind} {max(limits)}"]()
+            row[f"{kind} GiB"] = torch.cuda.max_memory_allocated() / 2**30
     fastest = min(limits, key=lambda limit: seconds[f"packed {limit}"])
     products = product_seconds(contestant(True, fastest), settings.device)
     row["products"] = products / seconds[f"packed {fastest}"]
-    row["memory"] = _kept(policies, samples, max(limits), True) / _kept(
-        policies, samples, max(limits), False
-    )
+    kept = [_kept(policies, samples, settings, packed) for packed in (True, False)]
+    row["memory"] = kept[0] / kept[1]
     one, two = (contestant(packed, max(limits))() for packed in (True, False))
     row["gradient difference"] = max(
         float((x - y).abs().max()) for x, y in zip(one, two, strict=True)
@@ -120,10 +128,13 @@ def _loss(policies: LoraWeights, batch: Batch) -> torch.Tensor:
     return (ratio * batch.mask_BT).sum()
 
 
-def _kept(policies: LoraWeights, samples: list[Sample], limit: int, packed: bool) -> int:
+def _kept(
+    policies: LoraWeights, samples: list[Sample], settings: argparse.Namespace, packed: bool
+) -> int:
+    limit, device = max(settings.tokens_per_batch), settings.device
     return max(
         saved_bytes(partial(_loss, policies, batch))
-        for batch in microbatches(samples, limit, packed=packed)
+        for batch in microbatches(samples, limit, packed=packed, device=device)
     )
 
 
