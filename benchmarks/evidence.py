@@ -164,7 +164,8 @@ def draw_bars(
             axis.errorbar(at, mean, [[mean - low], [high - mean]], color="black", lw=1)
     axis.set(title=title, ylabel="test tasks solved", ylim=(0, 1))
     axis.set_xticks(range(len(envs)), envs)
-    axis.legend(frameon=False, fontsize="small", bbox_to_anchor=(1, 1), loc="upper left")
+    columns = 1 + (len(arms) > 16)  # of a figure of this height
+    axis.legend(frameon=False, fontsize="small", bbox_to_anchor=(1, 1), loc="upper left", ncol=columns)  # fmt: skip
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     plt.close(figure)

@@ -455,17 +455,21 @@ def sweep(results: Mapping[str, Any]) -> Table:
 
 
 def advice(results: Mapping[str, Any]) -> Table:
-    """What the shared policy's gradients say, and what a policy for each role adds with the same seed."""
+    """What the shared policy's gradients say, and how much more a policy for each role solves with the same seed.
+
+    Success is of validation tasks on the seeds of the sweep, and of test tasks on the others.
+    """
     rows, cells = [], results["cells"]
     for name, record in cells.items():
-        task, arm, _, seed = name.split("/")
+        task, _, rate, seed = name.split("/")
         best = rates(cells, task, AT_GRPO)[2]
         apart = cells.get(Cell(task, AT_GRPO, best or 0, int(seed)).name)
-        if arm == SHARED and "signals" in record and apart and int(seed) not in TUNING:
+        if "signals" in record and apart:
             solved, shared = (share(one["teams"]["both"]) for one in (apart, record))
-            said = [_signal(signal) for signal in record["signals"].values()]
-            rows.append([f"`{task}`", seed, *said, f"{solved - shared:+.2f}"])
-    return ["task", "seed", *(f"after {step} steps" for step in READ_AT), "measured"], rows
+            signals = [record["signals"].get(str(step)) for step in READ_AT]
+            texts = [_signal(signal) if signal else "" for signal in signals]
+            rows.append([f"`{task}`", rate, seed, *texts, f"{solved - shared:+.2f}"])
+    return ["task", "rate", "seed", *(f"after {step} steps" for step in READ_AT), "measured"], rows
 
 
 def _signal(signal: Mapping[str, Any]) -> str:
