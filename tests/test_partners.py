@@ -28,9 +28,8 @@ from pettingllms.policies.roles import only_partners, parse_policies, trained_po
 from pettingllms.rollout.engine import RolloutEngine
 from pettingllms.rollout.shapes import RolloutShape
 from pettingllms.runs import read_config
-from pettingllms.samplers.api import ApiPartners
+from pettingllms.samplers.api import ApiPartners, without_control_tokens, without_ending
 from pettingllms.samplers.api_call import ApiSettings
-from pettingllms.samplers.control_tokens import without_control_tokens, without_ending
 from pettingllms.serving.role_server import RoleServer
 from pettingllms.session import plan_run
 from pettingllms.session import run_training as train

@@ -17,9 +17,9 @@ from pettingllms.policies.base_model import (
     is_checkpointing,
     load_base,
     quantized,
+    switch_of,
 )
 from pettingllms.policies.chat import Chat, end_of_turn_ids
-from pettingllms.policies.context import switch_of
 from pettingllms.policies.policy_set import Base, PolicySet
 from pettingllms.policies.prefix_trial import check_cache
 from pettingllms.policies.roles import BASE, own_names
