@@ -3,7 +3,7 @@
 Whoever acts next is in the observation, with its prompt; an action is a text. A session is a WebSocket
 connection, with an environment of its own; the HTTP calls `/reset` and `/step` of OpenEnv hold no
 session, so `/step` there is refused. Sessions are limited in number and age, messages in size
-(`pettingllms.contrib.bridges.openenv_server`). What a client sends is text of a model: nothing of it is bad input.
+(`pettingllms_openenv`). What a client sends is text of a model: nothing of it is bad input.
 """
 
 from __future__ import annotations
