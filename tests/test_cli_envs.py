@@ -52,15 +52,6 @@ def test_an_environment_of_ones_own_is_explained(capsys):
     assert "rounds: Any, default 2" in capsys.readouterr().out
 
 
-def test_other_commands_explain_an_environment(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        train.main(["--help-env", "sokoban"])
-    assert not stopped.value.code
-    assert "size: int, default 6" in capsys.readouterr().out
-    assert train.main(["--help-env", "sokobn"]) == guard.FAILED
-    assert "did you mean 'sokoban'" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
