@@ -21,8 +21,8 @@ from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.batch import PolicyBatch
 from pettingllms.trainers.callbacks import Callback
 from pettingllms.trainers.config import ATGRPOConfig
+from pettingllms.trainers.losses import RoleGradients
 from pettingllms.trainers.metrics import LossMeter
-from pettingllms.trainers.role_gradients import RoleGradients
 from pettingllms.types import Sample
 from pettingllms.viewer.folders import Source
 from tests.graded_env import GradedEnv
