@@ -159,8 +159,8 @@ def trainer_of(cell: Cell) -> ATGRPO:
 def played(cell: Cell, trainer: ATGRPO, team: RoleTeam, split: str, tasks: int) -> str:
     """A digit for each task, 1 where the team solved it; sampled as in training."""
     env, policies = environment(cell, split), trainer.policies
-    own = {str(agent): policies.policy_for(str(agent)) for agent in env.possible_agents}
-    seats = {agent: team.played.get(policy, policy) for agent, policy in own.items()}
+    policy_of = {str(agent): policies.policy_for(str(agent)) for agent in env.possible_agents}
+    seats = {agent: team.played.get(policy, policy) for agent, policy in policy_of.items()}
     sampling = Sampling(
         trainer.config.max_completion_length,
         temperature=trainer.config.temperature,
@@ -236,10 +236,10 @@ class Lab:
     @property
     def cells(self) -> dict[str, Any]:
         """Name -> record of those that are finished."""
-        found: dict[str, Any] = (
+        names: dict[str, Any] = (
             json.loads(self.file.read_text())["cells"] if self.file.exists() else {}
         )
-        return found
+        return names
 
     def rates(self, arm: str) -> tuple[list[float], float | None]:
         """The grid of an arm, and its best rate; None while cells of the grid are missing."""
@@ -305,7 +305,7 @@ class Lab:
             record = measured(cell, self._base(cell), self._tokens(cell))
             self.keep(cell.name, record)
             print(
-                {team: share(own) for team, own in record["teams"].items()},
+                {team: share(digits) for team, digits in record["teams"].items()},
                 record["cpu_s"],
                 flush=True,
             )
@@ -315,8 +315,10 @@ class Lab:
         """The untrained team's result, which is measured once."""
         # A warm start has another one.
         start = f"{cell.task}/{cell.arm}/" if cell.arm in (COLD, WARM) else f"{cell.task}/"
-        of_task = (own for name, own in self.cells.items() if name.startswith(start))
-        return next((own["teams"]["base"] for own in of_task if "base" in own["teams"]), None)
+        of_task = (record for name, record in self.cells.items() if name.startswith(start))
+        return next(
+            (record["teams"]["base"] for record in of_task if "base" in record["teams"]), None
+        )
 
     def _tokens(self, cell: Cell) -> float:
         """Those after which a cell ends."""
@@ -350,13 +352,15 @@ def published(results: Mapping[str, Any], *, strangers: bool = False) -> Solved:
                 if name.startswith(f"{task}/{arm}/") and int(seed) != TUNING:
                     for team, digits in record["teams"].items():
                         title = team if arm == AT_GRPO else f"{team}, {arm}"
-                        own = rows.setdefault((task, title), {})
-                        own[int(seed)] = [float(digit) for digit in digits]
+                        by_seed = rows.setdefault((task, title), {})
+                        by_seed[int(seed)] = [float(digit) for digit in digits]
     first = {
-        key: own if not key[1].startswith("base") else {min(own): own[min(own)]}
-        for key, own in rows.items()
+        key: by_seed if not key[1].startswith("base") else {min(by_seed): by_seed[min(by_seed)]}
+        for key, by_seed in rows.items()
     }
-    return {key: np.array([own[seed] for seed in sorted(own)]) for key, own in first.items()}
+    return {
+        key: np.array([by_seed[seed] for seed in sorted(by_seed)]) for key, by_seed in first.items()
+    }
 
 
 def of_seeds(results: Mapping[str, Any], task: str) -> dict[str, np.ndarray]:
@@ -366,15 +370,15 @@ def of_seeds(results: Mapping[str, Any], task: str) -> dict[str, np.ndarray]:
         of_task, arm, _, seed = name.split("/")
         if of_task == task and int(seed) != TUNING and arm not in UNTUNED:
             curves.setdefault(arm, []).append([step["success"] for step in record["curve"]])
-    return {arm: np.array(own) for arm, own in curves.items()}
+    return {arm: np.array(curve) for arm, curve in curves.items()}
 
 
 def table(results: Mapping[str, Any]) -> Table:
     """A row for each team: the share of test tasks by seed, and over seeds and tasks."""
     rows = []
     for (task, team), solved in published(results).items():
-        each = ", ".join(f"{own.mean():.2f}" for own in solved)
-        rows.append([f"`{task}`", team, each, shown(over_seeds(solved))])
+        numbers = ", ".join(f"{shares.mean():.2f}" for shares in solved)
+        rows.append([f"`{task}`", team, numbers, shown(over_seeds(solved))])
     return ["task", "team", "each seed", "mean"], rows
 
 
@@ -406,23 +410,23 @@ def strangers(results: Mapping[str, Any]) -> Table:
         for arm in TASK_ARMS[task]:
             if (task, f"both, {arm}") in solved:
                 before, after = solved[task, f"base, {arm}"], solved[task, f"both, {arm}"]
-                each = ", ".join(f"{own.mean():.2f}" for own in after)
+                numbers = ", ".join(f"{share.mean():.2f}" for share in after)
                 rows.append(
-                    [f"`{task}`", arm, shown(over_seeds(before)), each, shown(over_seeds(after))]
+                    [f"`{task}`", arm, shown(over_seeds(before)), numbers, shown(over_seeds(after))]
                 )
     return ["task", "start", "untrained", "trained, each seed", "mean"], rows
 
 
 def sweep(results: Mapping[str, Any]) -> Table:
     """Validation success of each arm at each rate, with the seed of the sweep."""
-    found = {}
+    successes = {}
     for name, record in results["cells"].items():
         task, arm, rate, seed = name.split("/")
         if task == "read" and int(seed) == TUNING:
-            found[arm, float(rate)] = f"{share(record['teams']['both']):.2f}"
-    rates = sorted({rate for _, rate in found})
-    arms = dict.fromkeys(arm for arm, _ in found)
-    rows = [[arm, *(found.get((arm, rate), "") for rate in rates)] for arm in arms]
+            successes[arm, float(rate)] = f"{share(record['teams']['both']):.2f}"
+    rates = sorted({rate for _, rate in successes})
+    arms = dict.fromkeys(arm for arm, _ in successes)
+    rows = [[arm, *(successes.get((arm, rate), "") for rate in rates)] for arm in arms]
     return ["arm", *(f"{rate:g}" for rate in rates)], rows
 
 
