@@ -265,9 +265,7 @@ def draw_arms() -> Figure:
         len(sets), 2, figsize=(10, sum(heights)), squeeze=False, height_ratios=heights
     )
     names = list(dict.fromkeys(arm for arms in sets.values() for arm in arms))
-    more = [
-        f"C{number}" for number in range(1, 10)
-    ]  # matplotlib's own, which differ from these
+    more = [f"C{number}" for number in range(1, 10)]  # matplotlib's own, which differ from these
     colors = dict(zip(names, (*COLORS, "#000000", *more, *COLORS), strict=False))
     for (left, right), (grounds, arms) in zip(axes, sets.items(), strict=True):
         points = [
