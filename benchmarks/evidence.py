@@ -59,8 +59,8 @@ def envs_of(records: Sequence[Record]) -> list[str]:
 
 def chosen(records: Sequence[Record], env: str, arm: str) -> list[Record]:
     """The seeds of an arm, in order."""
-    found = [r for r in records if r["env"] == env and r["arm"] == arm]
-    return sorted(found, key=lambda record: int(record["seed"]))
+    runs = [r for r in records if r["env"] == env and r["arm"] == arm]
+    return sorted(runs, key=lambda record: int(record["seed"]))
 
 
 def solved(records: Sequence[Record]) -> np.ndarray:
@@ -89,18 +89,18 @@ def judged(claim: str, gains: Mapping[str, Estimate], least: float = 0.0) -> str
     """Whether a claim holds, by environment: all of the interval above `least`, below it, or neither."""
     verdicts: dict[str, list[str]] = {"supported": [], "fails": [], "not decided": []}
     for env, (mean, low, high) in gains.items():
-        kind = "supported" if low > least else "fails" if high < least else "not decided"
-        verdicts[kind].append(f"{env} ({mean:+.2f} [{low:+.2f}, {high:+.2f}])")
-    parts = [f"{kind} in {', '.join(found)}" for kind, found in verdicts.items() if found]
+        verdict = "supported" if low > least else "fails" if high < least else "not decided"
+        verdicts[verdict].append(f"{env} ({mean:+.2f} [{low:+.2f}, {high:+.2f}])")
+    parts = [f"{verdict} in {', '.join(places)}" for verdict, places in verdicts.items() if places]
     return f"{claim}: {'; '.join(parts)}."
 
 
 # ------------------------------------------------------------------------------- tables, pictures
 
 
-def shown(found: Estimate) -> str:
+def shown(value: Estimate) -> str:
     """`0.93 [0.90, 0.95]`."""
-    return f"{found.mean:.2f} [{found.low:.2f}, {found.high:.2f}]"
+    return f"{value.mean:.2f} [{value.low:.2f}, {value.high:.2f}]"
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
@@ -112,7 +112,7 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
 def pass_cells(counts: Sequence[int]) -> list[str]:
     """pass@k for each of `PASSES`, from how many of `PASSES[-1]` episodes of each task succeed."""
     shares = [[pass_at_k(PASSES[-1], successes, k) for successes in counts] for k in PASSES]
-    return [f"{sum(each) / len(each):.2f}" for each in shares]
+    return [f"{sum(values) / len(values):.2f}" for values in shares]
 
 
 def table_of(result: Mapping[str, Any], arms: Sequence[str]) -> Table:
@@ -121,8 +121,8 @@ def table_of(result: Mapping[str, Any], arms: Sequence[str]) -> Table:
     envs = envs_of(records)
     rows = []
     for arm in arms:
-        found = [chosen(records, env, arm) for env in envs]
-        rows.append([arm, *(shown(estimate(solved(each))) if each else "" for each in found)])
+        by_env = [chosen(records, env, arm) for env in envs]
+        rows.append([arm, *(shown(estimate(solved(runs))) if runs else "" for runs in by_env)])
     return ["", *envs], rows
 
 
@@ -155,9 +155,9 @@ def draw_bars(
     for place, arm in enumerate(arms):
         again, color = place // len(COLORS), COLORS[place % len(COLORS)]
         for x, env in enumerate(envs):
-            if not (found := chosen(records, env, arm)):
+            if not (runs := chosen(records, env, arm)):
                 continue
-            mean, low, high = estimate(solved(found))
+            mean, low, high = estimate(solved(runs))
             at = x + (place - (len(arms) - 1) / 2) * width
             label = arm if x == 0 else None
             axis.bar(at, mean, width * 0.9, color=color, hatch="/" * 3 * again, label=label)

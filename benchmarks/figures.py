@@ -81,7 +81,7 @@ def _below(axis: Any, columns: int) -> None:
 
 def draw_learned() -> Figure:
     """Success before and after training, and with policies exchanged, by environment; larger tasks beside it."""
-    figure, (own, larger) = plt.subplots(1, 2, figsize=(9.5, 3.6), sharex=True)
+    figure, (trained, larger) = plt.subplots(1, 2, figsize=(9.5, 3.6), sharex=True)
     points, beyond = [], []
     for env, kinds in learned().items():
         runs = kinds["per-role"]
@@ -93,19 +93,19 @@ def draw_learned() -> Figure:
         ):
             points.append(Point(env, estimate(digits(runs, team)), name, color))
             if size and team != "swapped":
-                found = estimate(digits(runs, team, "beyond"))
-                beyond.append(Point(f"{env}, {size}", found, name, color))
-    rows_of_points(own, points, label="share of 300 test tasks solved")
+                gain = estimate(digits(runs, team, "beyond"))
+                beyond.append(Point(f"{env}, {size}", gain, name, color))
+    rows_of_points(trained, points, label="share of 300 test tasks solved")
     rows_of_points(larger, beyond, label="share of 300 larger test tasks solved")
     rows = list(dict.fromkeys(point.row for point in points))
-    known = [(rows.index(env), blind_success(env)) for env in rows if env in BLIND]
-    marks = [(row, share) for row, share in known if share is not None]
-    own.plot(
+    blind = [(rows.index(env), blind_success(env)) for env in rows if env in BLIND]
+    marks = [(row, share) for row, share in blind if share is not None]
+    trained.plot(
         [share for _, share in marks], [row for row, _ in marks], "kx", ms=6, label="best constant answer"
     )  # fmt: skip
-    own.set(title="tasks as in training", xlim=(0, 1))
+    trained.set(title="tasks as in training", xlim=(0, 1))
     larger.set(title="one step or size beyond training")
-    _below(own, 2)
+    _below(trained, 2)
     figure.tight_layout()
     return figure
 
@@ -114,14 +114,14 @@ def draw_habits() -> Figure:
     """Success of the base with habits, of checkpoints without, and of what was trained from both; by environment."""
     figure, axis = plt.subplots(figsize=(7.5, 6.5))
     points = []
-    for env, each in load("habits")["environments"].items():
+    for env, habits in load("habits")["environments"].items():
         runs = learned()[env]["per-role"]
         for name, color, values in (
-            (CLEAN, ORANGE, as_values([each["clean"]])),
+            (CLEAN, ORANGE, as_values([habits["clean"]])),
             ("with habits", GRAY, digits(runs, "base")),
             ("with habits, then trained", PINK, digits(runs, "adapters")),
-            (BEFORE, GREEN, as_values([each["half"]])),
-            (AFTER, BLUE, as_values(each["runs"].values())),
+            (BEFORE, GREEN, as_values([habits["half"]])),
+            (AFTER, BLUE, as_values(habits["runs"].values())),
         ):
             points.append(Point(env, estimate(values), name, color))
     rows_of_points(axis, points, label="share of 300 test tasks solved")
@@ -135,9 +135,9 @@ def draw_parts() -> Figure:
     """A base without habits: base, trained, and the controls; what both roles learn of paths."""
     environments = load("parts")["environments"]
     figure, axes = plt.subplots(2, 2, figsize=(9.5, 6.6))
-    for axis, (env, each) in zip(axes.flat, environments.items(), strict=False):
+    for axis, (env, world) in zip(axes.flat, environments.items(), strict=False):
         one, two = STORIES[env].roles
-        runs = [run["teams"] for run in each["runs"].values()]
+        runs = [run["teams"] for run in world["runs"].values()]
         other = next(iter(STORIES[env].others))
         names = {
             "base": "base",
@@ -151,8 +151,8 @@ def draw_parts() -> Figure:
         }
         points = []
         for name, title in names.items():
-            found = [each["base"][name]] if name in each["base"] else [run[name] for run in runs]
-            values = np.array([[float(digit) for digit in own["tasks"]] for own in found])
+            teams = [world["base"][name]] if name in world["base"] else [run[name] for run in runs]
+            values = np.array([[float(digit) for digit in team["tasks"]] for team in teams])
             color = BLUE if name.startswith("trained") else GRAY if "base" in name else ORANGE
             points.append(Point(title, estimate(values), "", color))
         rows_of_points(axis, points, label="share of test tasks solved")
@@ -170,18 +170,19 @@ def draw_parts() -> Figure:
 def draw_claims(experiment: str) -> Figure:
     """The differences that an experiment's claims are about, at equal tokens and at equal updates."""
     verdicts = of_experiment(load("claims"), experiment)
-    several = len({each["claim"] for each in verdicts}) > 1
+    several = len({verdict["claim"] for verdict in verdicts}) > 1
     rows = [
-        f"{each['claim']}  ({each['ground']})" if several else each["ground"] for each in verdicts
+        f"{verdict['claim']}  ({verdict['ground']})" if several else verdict["ground"]
+        for verdict in verdicts
     ]
-    readings = [name for name in READINGS if any(name in each["gains"] for each in verdicts)]
+    readings = [name for name in READINGS if any(name in verdict["gains"] for verdict in verdicts)]
     size = (11 if several else 8, 1.3 + 0.3 * len(verdicts))
     figure, axes = plt.subplots(1, len(readings), figsize=size, sharey=True, sharex=True)
     for axis, name in zip(np.atleast_1d(axes), readings, strict=True):
         points = [
-            Point(row, Estimate(*each["gains"][name]), each["verdict"], VERDICT_COLORS[each["verdict"]])
-            for row, each in zip(rows, verdicts, strict=True)
-            if name in each["gains"]
+            Point(row, Estimate(*verdict["gains"][name]), verdict["verdict"], VERDICT_COLORS[verdict["verdict"]])
+            for row, verdict in zip(rows, verdicts, strict=True)
+            if name in verdict["gains"]
         ]  # fmt: skip
         _differences(axis, points, rows)
         axis.set(title=READING_TITLES[name])
@@ -213,34 +214,34 @@ def _differences(axis: Any, points: Sequence[Point], rows: Sequence[str]) -> Non
 def draw_decisions() -> Figure:
     """What AT-GRPO gains over one baseline for a task: by the decisions of an episode, and by what lies between prompts."""
     result, shares = load("claims"), load("between")["grounds"]
-    found = [point for point in decisions.points(result) if point.over == "tree, by task"]
+    trees = [point for point in decisions.points(result) if point.over == "tree, by task"]
     figure, axes = plt.subplots(1, 2, figsize=(9.5, 3.8), sharey=True)
     places: tuple[Callable[[decisions.Point], float], ...] = (
         lambda point: point.decisions,
         lambda point: float(shares[point.ground]["share"]),
     )
     for axis, at in zip(axes, places, strict=True):
-        wide = max(map(at, found)) - min(map(at, found))
+        wide = max(map(at, trees)) - min(map(at, trees))
         for name, color, shift in zip(READINGS, (BLUE, ORANGE), (-0.006, 0.006), strict=True):
-            for number, point in enumerate(found):
+            for number, point in enumerate(trees):
                 (mean, low, high), x = point.gains[name], at(point) + shift * wide
                 label = None if number else READING_TITLES[name]
                 axis.plot([x, x], [low, high], color=color, lw=2.2, alpha=0.55)
                 axis.plot(x, mean, "o", color=color, ms=5, label=label)
         # Above and below in turn, so that names of neighbors do not run into each other.
-        for number, point in enumerate(sorted(found, key=at)):
+        for number, point in enumerate(sorted(trees, key=at)):
             ends = [point.gains[name] for name in READINGS]
             y, side, ha, va = (
-                (min(each.low for each in ends), -3, "right", "top")
+                (min(gain.low for gain in ends), -3, "right", "top")
                 if number % 2
-                else (max(each.high for each in ends), 3, "left", "bottom")
+                else (max(gain.high for gain in ends), 3, "left", "bottom")
             )
             axis.annotate(point.ground, (at(point), y), xytext=(0, side), textcoords="offset points", rotation=60, fontsize=7, ha=ha, va=va)  # fmt: skip
         axis.axhline(0, color="black", lw=0.8)
         axis.grid(axis="y", alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
-    every = [point.gains[name] for point in found for name in READINGS]
-    low, top = min(each.low for each in every), max(each.high for each in every)
+    every = [point.gains[name] for point in trees for name in READINGS]
+    low, top = min(gain.low for gain in every), max(gain.high for gain in every)
     ticks = [2, 4, 8, 16]
     axes[0].set(xlabel="decisions of an episode in training", ylabel="difference of success", ylim=(low - 0.2, top + 0.2), xscale="log", xticks=ticks, xticklabels=ticks)  # fmt: skip
     axes[0].minorticks_off()
@@ -267,12 +268,14 @@ def draw_arms() -> Figure:
     more = [f"C{number}" for number in range(1, 10)]  # matplotlib's own, which differ from these
     colors = dict(zip(names, (*COLORS, "#000000", *more, *COLORS), strict=False))
     for (left, right), (grounds, arms) in zip(axes, sets.items(), strict=True):
-        points = [Point(arm, Estimate(*own["iqm"]), "", colors[arm]) for arm, own in arms.items()]
+        points = [
+            Point(arm, Estimate(*figures["iqm"]), "", colors[arm]) for arm, figures in arms.items()
+        ]
         rows_of_points(left, points, label="interquartile mean of success")
         title = "all of them together" if ", " in grounds else grounds
         left.set(title=title, xlim=(0, 1))
-        for arm, own in arms.items():
-            right.step(TAUS, own["profile"], where="post", color=colors[arm], lw=1.6)
+        for arm, figures in arms.items():
+            right.step(TAUS, figures["profile"], where="post", color=colors[arm], lw=1.6)
         right.set(
             title=title, xlabel="success", ylabel="runs above it", xlim=(0, 1), ylim=(0, 1.03)
         )

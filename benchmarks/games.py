@@ -25,7 +25,7 @@ from typing import Any
 
 from benchmarks.evidence import Table
 from benchmarks.options import Options, known
-from pettingllms.contrib.games.textarena_games import registry
+from pettingllms.contrib.games.textarena_v0 import registry
 from pettingllms.envs import check, load_env
 from pettingllms.envs.aec import clone_env
 from pettingllms.errors import PettingLLMsError

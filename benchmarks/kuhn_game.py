@@ -12,7 +12,7 @@ import dataclasses
 import functools
 from typing import Any
 
-from pettingllms.contrib.games.textarena_games import registry
+from pettingllms.contrib.games.textarena_v0 import registry
 
 GAME = "KuhnPoker-v1"
 LOST = 2

@@ -109,12 +109,12 @@ def command(module: str, *words: str, log: Path | None = None) -> float:
         return usage.ru_utime + usage.ru_stime
 
     before = spent()
-    with Path(os.devnull if log is None else log).open("a") as said:
+    with Path(os.devnull if log is None else log).open("a") as output:
         subprocess.run(
             [sys.executable, "-m", f"pettingllms.cli.{module}", *words],
             check=True,
-            stdout=said,
-            stderr=None if log is None else said,
+            stdout=output,
+            stderr=None if log is None else output,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
     return spent() - before
@@ -185,8 +185,8 @@ def timing(folder: Path) -> dict[str, float]:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     steps = [row for row in rows if row.get("kind") == "train"]
     parts = ("time/step", "time/sample", "time/score", "time/update", "num_tokens")
-    found = {part: sum(row[part] for row in steps) for part in parts} | {"steps": len(steps)}
-    return found | ({CPU: float((folder / CPU).read_text())} if (folder / CPU).exists() else {})
+    sums = {part: sum(row[part] for row in steps) for part in parts} | {"steps": len(steps)}
+    return sums | ({CPU: float((folder / CPU).read_text())} if (folder / CPU).exists() else {})
 
 
 def collect(run: Run, folder: Path, *, several: bool) -> dict[str, Any]:
@@ -197,7 +197,7 @@ def collect(run: Run, folder: Path, *, several: bool) -> dict[str, Any]:
     def played(name: str, *words: str, **other: Any) -> dict[str, Any]:
         return evaluate(folder / f"eval-{name}", "--adapters", str(folder), *words, **other)
 
-    found = {
+    results = {
         "config": (folder / "config.yaml").read_text(),
         "versions": json.loads((folder / "run.json").read_text()),
         "timing": timing(folder),
@@ -208,18 +208,20 @@ def collect(run: Run, folder: Path, *, several: bool) -> dict[str, Any]:
     }
     if several:
         samples = ["--samples", str(PASSES[-1])]
-        found["passes"] = played("passes", *samples, tasks=PASS_TASKS, read=solved_counts)
-    return found
+        results["passes"] = played("passes", *samples, tasks=PASS_TASKS, read=solved_counts)
+    return results
 
 
-def beside(before: Mapping[str, Any], name: str, found: Any) -> dict[str, Any]:
+def beside(before: Mapping[str, Any], name: str, result: Any) -> dict[str, Any]:
     """A run and those of before that were played at its revision: a table of two would hide which row is whose."""
 
     def commit(run: Any) -> str | None:
         revision = run["sampled"]["revision"]  # None outside a checkout
         return revision and str(revision["commit"])
 
-    return {own: run for own, run in before.items() if commit(run) == commit(found)} | {name: found}
+    return {other: run for other, run in before.items() if commit(run) == commit(result)} | {
+        name: result
+    }
 
 
 def draw(runs: dict[str, Any], titles: Mapping[str, str], path: Path) -> None:
@@ -227,9 +229,9 @@ def draw(runs: dict[str, Any], titles: Mapping[str, str], path: Path) -> None:
     figure, axes = plt.subplots(1, len(titles), figsize=(4 * len(titles), 3.6), sharey=True)
     kinds = list(dict.fromkeys(name.rsplit("-", 1)[0] for name in runs))
     for axis, (score, title) in zip(axes, titles.items(), strict=True):
-        for kind, color in zip(kinds, COLORS, strict=False):
-            curves = [r["curve"] for name, r in runs.items() if name.rsplit("-", 1)[0] == kind]
-            draw_curve(axis, curves, score, kind, color)
+        for arm, color in zip(kinds, COLORS, strict=False):
+            curves = [r["curve"] for name, r in runs.items() if name.rsplit("-", 1)[0] == arm]
+            draw_curve(axis, curves, score, arm, color)
         axis.set(title=title, xlabel="generated tokens (thousands)", ylim=(0, 1))
     axes[0].set_ylabel("held-out tasks")
     axes[0].legend(frameon=False, loc="lower right")
@@ -259,8 +261,8 @@ def main() -> None:
             words = ["--env", run.env, "--policies", policies, "--seed", str(seed)]
             # The base with habits, also where an environment has another default.
             train(out / run.name, *words, "--model", DEFAULT, *extra)
-            found = collect(run, out / run.name, several=seed == options.seeds[0])
-            runs = beside(runs, run.name, found)
+            result = collect(run, out / run.name, several=seed == options.seeds[0])
+            runs = beside(runs, run.name, result)
             # Paths below the checkout, not those of this machine.
             text = json.dumps(runs, indent=1).replace(f"{HERE.parent}/", "")
             file.write_text(f"{text}\n", encoding="utf-8")

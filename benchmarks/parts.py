@@ -43,6 +43,7 @@ from benchmarks.evidence import (
     spread,
 )
 from benchmarks.learning import HERE, curve, timing, train, words_of
+from benchmarks.loading import load_policies
 from benchmarks.options import Options
 from pettingllms.envs import make
 from pettingllms.envs.aec import creator_of
@@ -53,7 +54,6 @@ from pettingllms.evaluation.report import as_text
 from pettingllms.evaluation.rollouts import roll_out
 from pettingllms.evaluation.scores import summarise
 from pettingllms.models import PARTS
-from pettingllms.policies.loading import load_policies
 from pettingllms.policies.roles import BASE
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.runs import versions
@@ -154,14 +154,14 @@ class Shuffled:
         self, requests: Sequence[Request], n: int, **settings: Any
     ) -> list[list[Completion]]:
         """Completes as the policies do, then rotates the completions of the one policy."""
-        found = self.policies.sample(requests, n, **settings)
+        replies = self.policies.sample(requests, n, **settings)
         places = [i for i, request in enumerate(requests) if request.policy == self.policy]
-        said = [found[i] for i in places]
-        for i, others in zip(places, [*said[1:], *said[:1]], strict=True):
+        spoken = [replies[i] for i in places]
+        for i, others in zip(places, [*spoken[1:], *spoken[:1]], strict=True):
             # The record holds a completion to its prompt.
             prompt = requests[i].prompt_ids
-            found[i] = [replace(other, prompt_ids=prompt) for other in others]
-        return found
+            replies[i] = [replace(other, prompt_ids=prompt) for other in others]
+        return replies
 
 
 def run_of(name: str, model: Path, seed: int, out: Path) -> Path:
@@ -204,47 +204,47 @@ def passed(env: str, policies: Any) -> list[int]:
 def teams(env: str, model: Path, run: Path | None, *, several: bool = True) -> dict[str, Any]:
     """The teams of one run, or that of the base, each with what it reached; `several`: also pass@k."""
     one, two = STORIES[env].roles
-    own = {one: one, two: two}
+    seats = {one: one, two: two}
     if run is None:
         lineups = {"base": {one: BASE, two: BASE}}
     else:
         lineups = {
-            "trained": own,
+            "trained": seats,
             "exchanged": {one: two, two: one},
             f"only {one}": {one: one, two: BASE},
             f"only {two}": {one: BASE, two: two},
         }
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, players in lineups.items():
         adapters = None if run is None else run / "adapters"
         policies = load_policies(model, players, adapters=adapters)
         tasks = TASKS if name in ("base", "trained") else CONTROL_TASKS
-        found[name] = played(env, policies, tasks)
+        results[name] = played(env, policies, tasks)
         if name in ("base", "trained"):
             for size, other in STORIES[env].others.items():
-                found[f"{name}, {size}"] = played(env, policies, **other)
+                results[f"{name}, {size}"] = played(env, policies, **other)
             if several:
-                found[f"{name}, pass@k"] = passed(env, policies)
+                results[f"{name}, pass@k"] = passed(env, policies)
         if name == "trained":
             speaker = players[STORIES[env].speaker]
-            found["shuffled"] = played(env, Shuffled(policies, speaker), CONTROL_TASKS)
-        digits = found[name]["tasks"]
+            results["shuffled"] = played(env, Shuffled(policies, speaker), CONTROL_TASKS)
+        digits = results[name]["tasks"]
         whose = "base" if run is None else run.name
         success = digits.count("1") / len(digits)
         print(f"{env}: {whose}, {name}: {success:.2f} of {len(digits)} tasks", flush=True)
-    return found
+    return results
 
 
 def table(result: Any) -> Table:
     """Success of each team, on tasks as trained and of other sizes."""
     rows = []
-    for env, each in result["environments"].items():
+    for env, world in result["environments"].items():
         one, two = STORIES[env].roles
-        runs = [run["teams"] for run in each["runs"].values()]
+        runs = [run["teams"] for run in world["runs"].values()]
         columns = ("base", "trained", "exchanged", f"only {one}", f"only {two}", "shuffled")
-        rows.append([f"`{env}`", *(_success(each["base"], runs, name) for name in columns)])
+        rows.append([f"`{env}`", *(_success(world["base"], runs, name) for name in columns)])
         for size in STORIES[env].others:
-            cells = [_success(each["base"], runs, f"{name}, {size}") for name in columns[:2]]
+            cells = [_success(world["base"], runs, f"{name}, {size}") for name in columns[:2]]
             rows.append([f"`{env}`, {size}", *cells, "", "", "", ""])
     header = ["base", "trained", "exchanged", "only first role", "only second role", "shuffled"]
     return ["", *header], rows
@@ -253,23 +253,23 @@ def table(result: Any) -> Table:
 def success(result: Any) -> tuple[float, float]:
     """Of one environment: of the base, and of the trained teams' mean."""
     digits = [run["teams"]["trained"]["tasks"] for run in result["runs"].values()]
-    shares = [each.count("1") / len(each) for each in (result["base"]["base"]["tasks"], *digits)]
+    shares = [text.count("1") / len(text) for text in (result["base"]["base"]["tasks"], *digits)]
     return shares[0], float(np.mean(shares[1:]))
 
 
 def _success(base: Any, runs: Sequence[Any], name: str) -> str:
-    found = [team[name] for team in (base, *runs) if name in team]
-    return shown(estimate(np.array([[float(digit) for digit in each["tasks"]] for each in found])))
+    teams = [team[name] for team in (base, *runs) if name in team]
+    return shown(estimate(np.array([[float(digit) for digit in each["tasks"]] for each in teams])))
 
 
 def roles(result: Any) -> Table:
     """First replies of each role, before and after training."""
     rows = []
-    for env, each in result["environments"].items():
-        runs = [run["teams"] for run in each["runs"].values()]
+    for env, world in result["environments"].items():
+        runs = [run["teams"] for run in world["runs"].values()]
         for size in ("", *(f", {size}" for size in STORIES[env].others)):
             for score, title in STORIES[env].scores.items():
-                before = f"{each['base'][f'base{size}'][score]:.2f}"
+                before = f"{world['base'][f'base{size}'][score]:.2f}"
                 after = spread([run[f"trained{size}"][score] for run in runs])
                 rows.append([f"`{env}`{size}", title, before, after])
     return ["", "first replies", "base", "trained"], rows
@@ -278,10 +278,10 @@ def roles(result: Any) -> Table:
 def passes(result: Any) -> Table:
     """pass@k of the base and of the first seed's trained team."""
     rows = []
-    for env, each in result["environments"].items():
+    for env, world in result["environments"].items():
         counts = {
-            "base": each["base"]["base, pass@k"],
-            "trained": next(iter(each["runs"].values()))["teams"]["trained, pass@k"],
+            "base": world["base"]["base, pass@k"],
+            "trained": next(iter(world["runs"].values()))["teams"]["trained, pass@k"],
         }
         rows += [[f"`{env}`, {name}", *pass_cells(solved)] for name, solved in counts.items()]
     return ["", *(f"pass@{k}" for k in PASSES)], rows
@@ -307,8 +307,8 @@ def draw(result: Any, path: Path) -> None:
     """Validation success and first replies against generated tokens."""
     environments = result["environments"]
     figure, axes = plt.subplots(1, len(environments), figsize=(5 * len(environments), 3.6))
-    for axis, (env, each) in zip(np.atleast_1d(axes), environments.items(), strict=True):
-        curves = [run["curve"] for run in each["runs"].values()]
+    for axis, (env, world) in zip(np.atleast_1d(axes), environments.items(), strict=True):
+        curves = [run["curve"] for run in world["runs"].values()]
         titles = {"success": "team success", **STORIES[env].scores}
         shares = [name for name in titles if not name.endswith("input_size")]
         for score, color in zip(shares, COLORS, strict=False):
@@ -338,19 +338,19 @@ def main() -> None:
     results = json.loads(file.read_text()) if file.exists() else {"environments": {}}
     results |= {"versions": versions(), "model": digest(options.model)}
     for env in options.only:
-        story, found = STORIES[env], results["environments"].setdefault(env, {"runs": {}})
-        found["arguments"] = {"train": arguments(env), **story.others}
-        found["options"] = settings(env)
-        if "base" not in found:
-            found["base"] = teams(env, options.model, None)
+        story, world = STORIES[env], results["environments"].setdefault(env, {"runs": {}})
+        world["arguments"] = {"train": arguments(env), **story.others}
+        world["options"] = settings(env)
+        if "base" not in world:
+            world["base"] = teams(env, options.model, None)
         for seed in options.seeds or story.seeds:
             run = run_of(env, options.model, seed, out)
-            if str(seed) not in found["runs"]:
-                found["runs"][str(seed)] = {
+            if str(seed) not in world["runs"]:
+                world["runs"][str(seed)] = {
                     "timing": timing(run),
                     "curve": curve(run, ("success", *story.scores)),
                     # pass@k is as dear as all else: of the first seed alone.
-                    "teams": teams(env, options.model, run, several=not found["runs"]),
+                    "teams": teams(env, options.model, run, several=not world["runs"]),
                 }
                 file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

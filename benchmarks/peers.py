@@ -64,23 +64,23 @@ class Meter:
         self.spent: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
 
     @contextmanager
-    def time(self, part: str) -> Iterator[None]:
+    def time(self, activity: str) -> Iterator[None]:
         """Adds the time of the block to `part`."""
         begun = self.now()
         yield
-        self.add(part, begun)
+        self.add(activity, begun)
 
-    def add(self, part: str, begun: tuple[float, float]) -> None:
+    def add(self, activity: str, begun: tuple[float, float]) -> None:
         """Adds the time since `begun` to `part`."""
         for which, (now, then) in enumerate(zip(self.now(), begun, strict=True)):
-            self.spent[part][which] += now - then
+            self.spent[activity][which] += now - then
 
-    def wrap(self, owner: object, method: str, part: str) -> None:
+    def wrap(self, owner: object, method: str, activity: str) -> None:
         """Times a method of one object."""
         inner = getattr(owner, method)
 
         def timed(*args: Any, **kwargs: Any) -> Any:
-            with self.time(part):
+            with self.time(activity):
                 return inner(*args, **kwargs)
 
         setattr(owner, method, timed)
@@ -141,7 +141,8 @@ def ours(config: ResolvedConfig, env: AnyEnv, policies: PolicySet, every: int) -
             break
     spent = record.meter.spent
     spent["scoring"] = [
-        all_s - own for all_s, own in zip(spent.pop("rollout"), spent["sampling"], strict=True)
+        all_s - sampling
+        for all_s, sampling in zip(spent.pop("rollout"), spent["sampling"], strict=True)
     ]
     return record
 
@@ -175,13 +176,13 @@ def theirs(
             peft_config=adapter_of(config),
         )
         set_peft_model_state_dict(trainer.model, policies.state(policies.names[0]))
-        own = [list(policies.chat.prompt_ids(prompt[0]["content"])) for prompt in prompts]
-        if trainer._tokenize_prompts(prompts)[0] != own:
+        prompt_ids = [list(policies.chat.prompt_ids(prompt[0]["content"])) for prompt in prompts]
+        if trainer._tokenize_prompts(prompts)[0] != prompt_ids:
             raise AssertionError("the prompts of the two have different tokens")
 
         def state() -> Adapter:
-            found = get_peft_model_state_dict(trainer.model)
-            return {name: tensor.detach().clone() for name, tensor in found.items()}
+            tensors = get_peft_model_state_dict(trainer.model)
+            return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
         record = Progress(config.max_tokens or 0, every, state)
 
@@ -248,12 +249,12 @@ def reward_of(
         starts = range(0, len(task), config.num_generations)
         games = [Episode(env, Task(str(task[at]), task[at]), 0) for at in starts]
         groups = [replies[at : at + config.num_generations] for at in starts]
-        scored = [each for found in pool.map(score, games, groups) for each in found]
+        scored = [branch for branches in pool.map(score, games, groups) for branch in branches]
         last["tokens"] = sum(map(len, completion_ids))
-        last["success"] = sum(bool(each.result.info.get("success")) for each in scored) / len(
+        last["success"] = sum(bool(branch.result.info.get("success")) for branch in scored) / len(
             scored
         )
-        return [each.result.reward for each in scored]
+        return [branch.result.reward for branch in scored]
 
     return reward
 
@@ -314,7 +315,9 @@ def run(name: str, options: argparse.Namespace) -> dict[str, Any]:
     record.states.setdefault(record.rows[-1]["step"], record.state())
     for step in record.states:
         record.rows[step]["validation"] = success("val", step, options.tasks // 2)[0]
-    spent = {part: record.meter.spent[part] for part in ("training", "sampling", "scoring")}
+    spent = {
+        activity: record.meter.spent[activity] for activity in ("training", "sampling", "scoring")
+    }
     spent["updating"] = [
         step - sample - score for step, sample, score in zip(*spent.values(), strict=True)
     ]
@@ -323,8 +326,8 @@ def run(name: str, options: argparse.Namespace) -> dict[str, Any]:
         "tokens": record.rows[-1]["tokens"],
         "start_mib": record.start_mib,
         "peak_mib": record.peak_mib,
-        **{f"{part}_seconds": wall for part, (wall, _) in spent.items()},
-        **{f"{part}_cpu_seconds": cpu for part, (_, cpu) in spent.items()},
+        **{f"{activity}_seconds": wall for activity, (wall, _) in spent.items()},
+        **{f"{activity}_cpu_seconds": cpu for activity, (_, cpu) in spent.items()},
         "test": success("test", record.rows[-1]["step"], options.tasks),
         "curve": record.rows,
     }
@@ -348,10 +351,10 @@ def settings(name: str, options: argparse.Namespace) -> ResolvedConfig:
 
 def wanted(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """All that a run follows from, so that a run with other settings is not taken for it."""
-    own = {key: getattr(options, key) for key in ("every", "tasks")}
+    values = {key: getattr(options, key) for key in ("every", "tasks")}
     if name.startswith("trl"):
-        own |= {"trl_rows": options.trl_rows, "trl_paged": options.trl_paged}
-    return {**dataclasses.asdict(settings(name, options)), **own}
+        values |= {"trl_rows": options.trl_rows, "trl_paged": options.trl_paged}
+    return {**dataclasses.asdict(settings(name, options)), **values}
 
 
 def arguments() -> argparse.Namespace:
@@ -383,8 +386,8 @@ def main() -> None:
     """Run what is missing, in turns; write the results."""
     options = arguments()
     if options.only:
-        found = json.dumps(run(options.only, options))
-        kept(options.only, options).write_text(found, encoding="utf-8")
+        record = json.dumps(run(options.only, options))
+        kept(options.only, options).write_text(record, encoding="utf-8")
         return
     options.out.mkdir(parents=True, exist_ok=True)
     runs = {}
@@ -417,11 +420,11 @@ def kept(name: str, options: argparse.Namespace) -> Path:
 def finished(name: str, options: argparse.Namespace) -> dict[str, Any] | None:
     """The results of a run, if it has been made with these settings."""
     path = kept(name, options)
-    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"settings": None}
-    had = found.pop("settings")
+    record: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"settings": None}
+    had = record.pop("settings")
     # A setting that the package has got since then had no effect then.
     same = had and all(had.get(key, value) == value for key, value in wanted(name, options).items())
-    return found if same else None
+    return record if same else None
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def reached(run: dict[str, Any], level: float, what: str) -> dict[str, Any]:
     for end, row in enumerate(curve):
         value = row.get("validation", 0.0)
         if what == "training":
-            window = [each["success"] for each in curve[max(1, end + 1 - WINDOW) : end + 1]]
+            window = [point["success"] for point in curve[max(1, end + 1 - WINDOW) : end + 1]]
             value = sum(window) / WINDOW
         if value >= level:
             return dict(row)
@@ -36,24 +36,26 @@ def reached(run: dict[str, Any], level: float, what: str) -> dict[str, Any]:
 
 def measures(run: dict[str, Any], level: float) -> dict[str, float | None]:
     """What is compared of a run; None where a level was not reached."""
-    found: dict[str, float | None] = {}
+    row_of: dict[str, float | None] = {}
     for what in ("training", "held-out"):
         row = reached(run, level, what)
         for key, unit in UNITS.items():
-            found[f"{unit} to {what} success {level:g}"] = row.get(key)
-    for part in ("sampling", "updating", "training"):
-        found[f"tokens per CPU-second of {part}"] = run["tokens"] / run[f"{part}_cpu_seconds"]
-    found["peak memory, MiB"] = run["peak_mib"]
-    found["of it since training began, MiB"] = run["peak_mib"] - run["start_mib"]
-    found["success on test tasks at the end"] = run["test"][0]
-    return found
+            row_of[f"{unit} to {what} success {level:g}"] = row.get(key)
+    for activity in ("sampling", "updating", "training"):
+        row_of[f"tokens per CPU-second of {activity}"] = (
+            run["tokens"] / run[f"{activity}_cpu_seconds"]
+        )
+    row_of["peak memory, MiB"] = run["peak_mib"]
+    row_of["of it since training began, MiB"] = run["peak_mib"] - run["start_mib"]
+    row_of["success on test tasks at the end"] = run["test"][0]
+    return row_of
 
 
 def compared(results: dict[str, Any]) -> dict[str, list[list[float | None]]]:
     """What is compared -> of each trainer, the values of its seeds."""
     level = results["config"]["level"]
-    found = [[measures(run, level) for run in of(results, trainer)] for trainer in TITLES]
-    return {title: [[run[title] for run in runs] for runs in found] for title in found[0][0]}
+    measured = [[measures(run, level) for run in of(results, trainer)] for trainer in TITLES]
+    return {title: [[run[title] for run in runs] for runs in measured] for title in measured[0][0]}
 
 
 def of(results: dict[str, Any], trainer: str) -> list[dict[str, Any]]:
@@ -70,11 +72,11 @@ def tables(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Every measure for both trainers: mean and range of the seeds, and the ratio of the means."""
 
     def cell(values: Sequence[float | None]) -> str:
-        known = [value for value in values if value is not None]
-        if len(known) < len(values):
-            return f"reached by {len(known)} of {len(values)} seeds"
-        form = ".2f" if max(known) < 10 else ",.0f"
-        return f"{mean_of(known):{form}} [{min(known):{form}}, {max(known):{form}}]"
+        numbers = [value for value in values if value is not None]
+        if len(numbers) < len(values):
+            return f"reached by {len(numbers)} of {len(values)} seeds"
+        form = ".2f" if max(numbers) < 10 else ",.0f"
+        return f"{mean_of(numbers):{form}} [{min(numbers):{form}}, {max(numbers):{form}}]"
 
     rows = []
     for title, sides in compared(results).items():
@@ -86,15 +88,15 @@ def tables(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 def sentence(results: dict[str, Any]) -> str:
     """The comparison in a sentence, from the numbers."""
     level = results["config"]["level"]
-    found = {title: [mean_of(side) for side in sides] for title, sides in compared(results).items()}
+    means = {title: [mean_of(side) for side in sides] for title, sides in compared(results).items()}
     (trl_s, own_s), (trl_end, own_end), (trl_mib, own_mib) = (
-        found[f"CPU-seconds to held-out success {level:g}"],
-        found["success on test tasks at the end"],
-        found["peak memory, MiB"],
+        means[f"CPU-seconds to held-out success {level:g}"],
+        means["success on test tasks at the end"],
+        means["peak memory, MiB"],
     )
     sampling, updating = (
         own / trl
-        for trl, own in (found[f"tokens per CPU-second of {p}"] for p in ("sampling", "updating"))
+        for trl, own in (means[f"tokens per CPU-second of {p}"] for p in ("sampling", "updating"))
     )
     pace = (
         f"To a held-out success of {level:g}, TRL's GRPOTrainer needs {trl_s:.0f} CPU-seconds and "

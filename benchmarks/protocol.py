@@ -22,6 +22,7 @@ import torch
 
 from benchmarks.environments.signal_v0 import SignalState
 from benchmarks.environments.signal_v0 import raw_env as SignalEnv
+from benchmarks.loading import load_policies
 from benchmarks.options import Options
 from benchmarks.priming.protocol import GOALS, OUT, WORDS_SAID
 from benchmarks.protocol_report import controls as controls
@@ -29,7 +30,6 @@ from benchmarks.protocol_report import draw
 from benchmarks.protocol_report import table as table
 from pettingllms.envs import make
 from pettingllms.evaluation.folder import digest
-from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.runs import versions
 from pettingllms.trainers.at_grpo import ATGRPO
@@ -93,15 +93,15 @@ def probabilities(policies: PolicySet, role: str, env: SignalEnv) -> list[list[f
         For a scout a row for each door with its words, for a mover a row for each word with its doors.
     """
     if role == "scout":
-        shown, said = env.doors, env.words
+        shown, answers = env.doors, env.words
         prompts = [env._text(SignalState(door), "scout_0") for door in shown]
     else:
-        shown, said = env.words, env.doors
-        prompts = [env._text(SignalState(said[0], (word,)), "mover_0") for word in shown]
+        shown, answers = env.words, env.doors
+        prompts = [env._text(SignalState(answers[0], (word,)), "mover_0") for word in shown]
     chat, rows, places = policies.chat, list[list[int]](), list[int]()
     for first, prompt in zip(shown, prompts, strict=True):
         ids = list(policies.prompt_ids(role, prompt))
-        for word in said:
+        for word in answers:
             reply = chat.tokenizer(f"{first} {word}", add_special_tokens=False)["input_ids"]
             rows.append([*ids, *reply, chat.tokenizer.eos_token_id])
             places.append(len(ids))
@@ -113,8 +113,8 @@ def probabilities(policies: PolicySet, role: str, env: SignalEnv) -> list[list[f
         sum(logp[n, at - 1, row[at]].item() for at in range(places[n], len(row)))
         for n, row in enumerate(rows)
     ]
-    found: list[list[float]] = torch.tensor(chances).exp().view(len(shown), len(said)).tolist()
-    return found
+    table: list[list[float]] = torch.tensor(chances).exp().view(len(shown), len(answers)).tolist()
+    return table
 
 
 def exact(scout: Sequence[Sequence[float]], mover: Sequence[Sequence[float]]) -> float:
@@ -187,27 +187,27 @@ def _replies(
             env.step(text)
         ids = policies.prompt_ids(role, env.observe(f"{role}_0")["text"])
         requests.append(Request(policies.policy_for(role), ids, seed))
-    found = policies.sample(requests, 1, max_new_tokens=LENGTH, greedy=greedy)
-    return [one.text for (one,) in found]
+    replies = policies.sample(requests, 1, max_new_tokens=LENGTH, greedy=greedy)
+    return [one.text for (one,) in replies]
 
 
 def train(base: Path, seed: int, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Trains a team; returns what it reached, on the way and at the end."""
     env, started = game(), time.process_time()
     policies = load_policies(base, ROLES, seed=seed)
-    given = {**COMMON, **settings}
-    config = ATGRPOConfig(env="signal", model=str(base), policies="per-role", seed=seed, **given)
+    values = {**COMMON, **settings}
+    config = ATGRPOConfig(env="signal", model=str(base), policies="per-role", seed=seed, **values)
     trainer = ATGRPO(config, env, policies)
     curve: list[dict[str, float]] = []
 
     def note() -> dict[str, Any]:
-        found = measured(policies, env)
-        kept = {name: round(found[name], 4) for name in ("success", "information")}
+        scores = measured(policies, env)
+        kept = {name: round(scores[name], 4) for name in ("success", "information")}
         curve.append({"tokens": trainer.tokens, **kept})
-        return found
+        return scores
 
     note()
-    while trainer.tokens < given["max_tokens"]:
+    while trainer.tokens < values["max_tokens"]:
         trainer.train_step()
         if trainer.step % EVERY == 0:
             note()
@@ -236,8 +236,8 @@ def key(arm: str, rate: float, seed: int, only: str = "") -> str:
 
 def mean(runs: Mapping[str, Any], arm: str, rate: float, seeds: Sequence[int]) -> float:
     """Mean success of an arm, 0 where a cell is missing."""
-    found = [runs.get(key(arm, rate, seed)) for seed in seeds]
-    return sum(share(run) if run else 0.0 for run in found) / len(seeds)
+    records = [runs.get(key(arm, rate, seed)) for seed in seeds]
+    return sum(share(run) if run else 0.0 for run in records) / len(seeds)
 
 
 def chosen_rate(runs: Mapping[str, Any], arm: str) -> float:
@@ -270,7 +270,10 @@ def main() -> None:
     torch.set_num_threads(1)
     result = json.loads(options.out.read_text()) if options.out.exists() else {"runs": {}}
     result |= {"versions": versions(), "base": digest(options.base), "settings": dict(COMMON)}
-    result |= {"arms": {arm: dict(own) for arm, own in ARMS.items()}, "arguments": dict(ARGUMENTS)}
+    result |= {
+        "arms": {arm: dict(values) for arm, values in ARMS.items()},
+        "arguments": dict(ARGUMENTS),
+    }
     runs, until = result["runs"], time.monotonic() + 60 * options.minutes
     while missing := [cell for cell in cells(runs) if key(*cell) not in runs]:
         if time.monotonic() > until:

@@ -28,6 +28,7 @@ import torch
 from benchmarks import errands, relay
 from benchmarks.advice import Watch
 from benchmarks.evidence import Table, gain_over_seeds, revision, shown, solved_digits
+from benchmarks.loading import load_policies
 from benchmarks.options import Options
 from pettingllms.envs import make, program_v0, read_v0
 from pettingllms.evaluation import roles_of
@@ -36,7 +37,6 @@ from pettingllms.evaluation.chunks import Sampling, chunks
 from pettingllms.evaluation.report import as_text
 from pettingllms.evaluation.rollouts import held_out, roll_out
 from pettingllms.models import model_path
-from pettingllms.policies.loading import load_policies
 from pettingllms.policies.roles import parse_policies
 from pettingllms.runs import versions
 from pettingllms.statistics import Estimate, holm, over_seeds, p_value
@@ -165,8 +165,8 @@ def trainer_of(cell: Cell) -> ATGRPO:
 def played(cell: Cell, trainer: ATGRPO, team: RoleTeam, split: str, tasks: int) -> str:
     """A digit for each task, 1 where the team solved it; sampled as in training."""
     env, policies = environment(cell, split), trainer.policies
-    own = {str(agent): policies.policy_for(str(agent)) for agent in env.possible_agents}
-    seats = {agent: team.played.get(policy, policy) for agent, policy in own.items()}
+    policy_of = {str(agent): policies.policy_for(str(agent)) for agent in env.possible_agents}
+    seats = {agent: team.played.get(policy, policy) for agent, policy in policy_of.items()}
     sampling = Sampling(
         trainer.config.max_completion_length,
         temperature=trainer.config.temperature,
@@ -271,10 +271,10 @@ class Lab:
     @property
     def cells(self) -> dict[str, Any]:
         """Name -> record of those that are finished."""
-        found: dict[str, Any] = (
+        names: dict[str, Any] = (
             json.loads(self.file.read_text())["cells"] if self.file.exists() else {}
         )
-        return found
+        return names
 
     def wanted(self) -> Iterator[Cell]:
         """All cells that can be named now: of each arm its sweep, then its first seeds."""
@@ -319,7 +319,7 @@ class Lab:
             record = measured(cell, self._base(cell), self._tokens(cell))
             self.keep(cell.name, record)
             print(
-                {team: share(own) for team, own in record["teams"].items()},
+                {team: share(digits) for team, digits in record["teams"].items()},
                 record["cpu_s"],
                 flush=True,
             )
@@ -329,8 +329,10 @@ class Lab:
         """The untrained team's result, which is measured once."""
         # A warm start has another one.
         start = f"{cell.task}/{cell.arm}/" if cell.arm in (COLD, WARM) else f"{cell.task}/"
-        of_task = (own for name, own in self.cells.items() if name.startswith(start))
-        return next((own["teams"]["base"] for own in of_task if "base" in own["teams"]), None)
+        of_task = (record for name, record in self.cells.items() if name.startswith(start))
+        return next(
+            (record["teams"]["base"] for record in of_task if "base" in record["teams"]), None
+        )
 
     def _tokens(self, cell: Cell) -> float:
         """Those after which a cell ends."""
@@ -388,15 +390,15 @@ def of_seeds(results: Mapping[str, Any], task: str) -> dict[str, np.ndarray]:
         of_task, arm, _, seed = name.split("/")
         if of_task == task and int(seed) not in TUNING and arm not in UNTUNED:
             curves.setdefault(arm, []).append([step["success"] for step in record["curve"]])
-    return {arm: np.array(own) for arm, own in curves.items()}
+    return {arm: np.array(curve) for arm, curve in curves.items()}
 
 
 def table(results: Mapping[str, Any]) -> Table:
     """A row for each team: the share of test tasks by seed, and over seeds and tasks."""
     rows = []
     for (task, team), solved in published(results).items():
-        each = ", ".join(f"{own.mean():.2f}" for own in solved)
-        rows.append([f"`{task}`", team, each, shown(over_seeds(solved))])
+        numbers = ", ".join(f"{shares.mean():.2f}" for shares in solved)
+        rows.append([f"`{task}`", team, numbers, shown(over_seeds(solved))])
     return ["task", "team", "each seed", "mean"], rows
 
 
@@ -430,9 +432,9 @@ def strangers(results: Mapping[str, Any]) -> Table:
         for arm in TASK_ARMS[task]:
             if (task, f"both, {arm}") in solved:
                 before, after = solved[task, f"base, {arm}"], solved[task, f"both, {arm}"]
-                each = ", ".join(f"{own.mean():.2f}" for own in after)
+                numbers = ", ".join(f"{share.mean():.2f}" for share in after)
                 rows.append(
-                    [f"`{task}`", arm, shown(over_seeds(before)), each, shown(over_seeds(after))]
+                    [f"`{task}`", arm, shown(over_seeds(before)), numbers, shown(over_seeds(after))]
                 )
     return ["task", "start", "untrained", "trained, each seed", "mean"], rows
 

@@ -26,10 +26,10 @@ from typing import Any
 import torch
 
 from benchmarks.lengths import log_normal
+from benchmarks.loading import load_policies
 from benchmarks.measure import publish
 from benchmarks.options import Options
 from pettingllms.models import EMBEDDED
-from pettingllms.policies.loading import load_policies
 from pettingllms.rollout.files import TRAJECTORIES
 from pettingllms.samplers.decoding import SharedDecoding
 
@@ -58,19 +58,21 @@ def costs(rounds: int) -> dict[int, float]:
                     started = time.thread_time()
                     decoding.step(token_R)
                     seconds[rows].append(time.thread_time() - started)
-    return {rows: statistics.median(each) for rows, each in seconds.items()}
+    return {rows: statistics.median(times) for rows, times in seconds.items()}
 
 
 def lock_step(episodes: Sequence[Episode]) -> Passes:
     """Passes where every decision waits for all episodes."""
-    found: Passes = []
+    passes: Passes = []
     for depth in range(max(map(len, episodes))):
         rows: dict[str, list[int]] = {}
-        for policy, lengths in (each[depth] for each in episodes if depth < len(each)):
+        for policy, lengths in (
+            decisions[depth] for decisions in episodes if depth < len(decisions)
+        ):
             rows.setdefault(policy, []).extend(lengths)
         for mine in rows.values():
-            found += [sum(n > step for n in mine) for step in range(max(mine))]
-    return found
+            passes += [sum(n > step for n in mine) for step in range(max(mine))]
+    return passes
 
 
 def refilled(episodes: Sequence[Episode], *, most: bool) -> Passes:
@@ -80,7 +82,7 @@ def refilled(episodes: Sequence[Episode], *, most: bool) -> Passes:
         episodes: of a step.
         most: each pass is of the policy with most rows; otherwise all policies have passes in turn.
     """
-    found: Passes = []
+    passes: Passes = []
     state = [(0, list(each[0][1])) for each in episodes]
     while True:
         rows: dict[str, int] = {}
@@ -88,9 +90,9 @@ def refilled(episodes: Sequence[Episode], *, most: bool) -> Passes:
             if depth < len(episode):
                 rows[episode[depth][0]] = rows.get(episode[depth][0], 0) + len(left)
         if not rows:
-            return found
+            return passes
         chosen = {max(rows, key=lambda name: rows[name])} if most else set(rows)
-        found += [rows[name] for name in sorted(chosen)]
+        passes += [rows[name] for name in sorted(chosen)]
         for place, (episode, (depth, left)) in enumerate(zip(episodes, state, strict=True)):
             if depth < len(episode) and episode[depth][0] in chosen:
                 left = [n - 1 for n in left if n > 1]
@@ -106,8 +108,8 @@ def steps_of(run: Path) -> list[list[Episode]]:
     for line in (run / TRAJECTORIES).read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         decisions = [
-            (each["policy"], [len(one["token_ids"]) for one in each["candidates"]])
-            for each in row["decisions"]
+            (decision["policy"], [len(one["token_ids"]) for one in decision["candidates"]])
+            for decision in row["decisions"]
         ]
         steps.setdefault(row["step"], []).append(decisions)
     return list(steps.values())
@@ -165,7 +167,7 @@ def main() -> None:
 
     found = [_row(run.name, steps_of(run), seconds) for run in options.runs]
     found += [_row(f"log-normal, K = {k}", drawn(4, 16, k), seconds) for k in (8, 16)]
-    options.milliseconds = {rows: round(1e3 * each, 2) for rows, each in measured.items()}
+    options.milliseconds = {rows: round(1e3 * ms, 2) for rows, ms in measured.items()}
     options.runs = [run.name for run in options.runs]
     publish("refilling", options, found)
 

@@ -104,8 +104,7 @@ def contestants(stack: contextlib.ExitStack) -> Iterator[tuple[str, Contestant]]
         (lambda: SharedRuns(embedded)([PROGRAM], TESTS), worker_cpu(embedded), len(TESTS)),
     )
     try:
-        from pettingllms.sandbox.docker import DockerSandbox
-        from pettingllms.sandbox.docker_image import image_name
+        from pettingllms.sandbox.docker import DockerSandbox, image_name
 
         pool = stack.enter_context(DockerSandbox(1))
     except SandboxUnavailable as error:

@@ -124,35 +124,41 @@ def run(
 
 def digest(state: checkpoints.TrainerState) -> str:
     """Of every number of a trainer's state, those of the optimizers included."""
-    found = hashlib.sha256()
+    sha = hashlib.sha256()
 
     def add(value: Any) -> None:
         if isinstance(value, torch.Tensor):
-            found.update(value.numpy().tobytes())
+            sha.update(value.numpy().tobytes())
         elif isinstance(value, dict):
             for key in sorted(value, key=str):
-                found.update(str(key).encode())
+                sha.update(str(key).encode())
                 add(value[key])
         elif isinstance(value, list | tuple):
-            for each in value:
-                add(each)
+            for entry in value:
+                add(entry)
         else:
-            found.update(repr(value).encode())
+            sha.update(repr(value).encode())
 
-    for part in (state.policies, state.optimizers, state.plugins, state.versions, state.tokens):
-        add(part)
-    return found.hexdigest()
+    for value in (
+        state.policies,
+        state.optimizers,
+        state.plugins,
+        state.versions,
+        state.tokens,
+    ):
+        add(value)
+    return sha.hexdigest()
 
 
 def actors(*kinds: str) -> list[int]:
     """Processes of workers or learners that this process has started, as Ray titles them."""
-    found = []
+    pids = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             title = "".join(process.cmdline()[:1])
             if title.startswith(tuple(f"ray::{kind}" for kind in kinds)):
-                found.append(process.pid)
-    return found
+                pids.append(process.pid)
+    return pids
 
 
 def _of_time(name: str) -> bool:
@@ -262,7 +268,7 @@ def restarted(seed: int | None, steps: int) -> tuple[str, list[str]]:
             else:
                 shutil.rmtree(folder, ignore_errors=True)
         files = [*sorted(folder.glob("adapters/*/*.safetensors")), folder / "trajectories.jsonl"]
-        return hashlib.sha256(b"".join(each.read_bytes() for each in files)).hexdigest(), hits
+        return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest(), hits
 
 
 @contextlib.contextmanager

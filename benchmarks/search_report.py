@@ -47,19 +47,19 @@ def table(result: Mapping[str, Any]) -> Table:
     for title in ("base", "start"):
         team = result[title]
         two, *others = (shown(estimate(digits([team], hops))) for hops in (2, 1, 3))
-        found = [f"{team['found']['2'][name]:.2f}" for name in ("some", "all")]
-        rows.append([BEFORE[title], "", "", two, "", *found, *others])
+        shares = [f"{team['found']['2'][name]:.2f}" for name in ("some", "all")]
+        rows.append([BEFORE[title], "", "", two, "", *shares, *others])
     for arm in result["arms"]:
         if not (runs := of(result, arm)):
             continue
         two, one, three = (shown(estimate(digits(runs, hops))) for hops in (2, 1, 3))
         by_seed = " ".join(f"{share:.2f}" for share in digits(runs, 2).mean(1))
-        found = [spread([run["found"]["2"][name] for run in runs]) for name in ("some", "all")]
+        shares = [spread([run["found"]["2"][name] for run in runs]) for name in ("some", "all")]
         steps = spread([run["steps"] for run in runs], 0)
         name, _, rest = arm.partition(",")
         title = f"`{name}`" + {"": "", " dense": ", dense rewards"}.get(rest, f",{rest}")
         rate = f"{result['rates'][arm]:g}"
-        rows.append([title, rate, steps, two, by_seed, *found, one, three])
+        rows.append([title, rate, steps, two, by_seed, *shares, one, three])
     header = ["", "learning rate", "steps", "success, two look-ups", "by seed", "finds a fact"]
     return [*header, "finds both", "success, one look-up", "success, three look-ups"], rows
 
@@ -76,10 +76,10 @@ def norms(result: Mapping[str, Any]) -> Table:
                 [
                     f"`{arm}`",
                     role,
-                    spread([each[:, 0].mean() for each in early]),
-                    spread([each[:, 1].mean() for each in early]),
-                    spread([np.median(each) for each in sizes]),
-                    spread([each.max() / np.median(each) for each in sizes], 1),
+                    spread([run[:, 0].mean() for run in early]),
+                    spread([run[:, 1].mean() for run in early]),
+                    spread([np.median(run) for run in sizes]),
+                    spread([run.max() / np.median(run) for run in sizes], 1),
                 ]
             )
     header = ["", "agent", f"mean advantage, first {BEGINNING} steps", "mean square of it"]

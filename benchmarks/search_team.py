@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.evidence import solved_digits
+from benchmarks.loading import load_policies
 from benchmarks.options import Options
 from benchmarks.search_report import draw
 from pettingllms.envs import make
@@ -33,7 +34,6 @@ from pettingllms.evaluation.chunks import Sampling, chunks
 from pettingllms.evaluation.folder import digest
 from pettingllms.evaluation.rollouts import roll_out
 from pettingllms.models import SEARCH
-from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.runs import versions
@@ -108,26 +108,26 @@ def played(
 def look_ups(episodes: Sequence[Trajectory]) -> dict[str, float]:
     """How far episodes come: share whose searches find the first fact, and all of the facts."""
     recalls = [
-        max((c.info.get("recall", 0.0) for g in each.groups for c in g.candidates), default=0.0)
-        for each in episodes
+        max((c.info.get("recall", 0.0) for g in episode.groups for c in g.candidates), default=0.0)
+        for episode in episodes
     ]
-    found = {"some": [recall > 0 for recall in recalls], "all": [recall == 1 for recall in recalls]}
-    return {name: round(sum(each) / len(each), 4) for name, each in found.items()}
+    hits = {"some": [recall > 0 for recall in recalls], "all": [recall == 1 for recall in recalls]}
+    return {name: round(sum(episode) / len(episode), 4) for name, episode in hits.items()}
 
 
 def by_agent(trajectories: Sequence[Trajectory]) -> dict[str, tuple[float, float]]:
     """The mean advantage of each agent's completions in a step, and their mean square."""
-    found: dict[str, list[float]] = defaultdict(list)
-    for each in trajectories:
-        for group in each.groups:
+    rewards: dict[str, list[float]] = defaultdict(list)
+    for trajectory in trajectories:
+        for group in trajectory.groups:
             values = (c.advantage for c in group.candidates)
-            found[group.key.role] += [value for value in values if isinstance(value, float)]
+            rewards[group.key.role] += [value for value in values if isinstance(value, float)]
     return {
         role: (
             round(sum(values) / len(values), 4),
             round(sum(value * value for value in values) / len(values), 4),
         )
-        for role, values in found.items()
+        for role, values in rewards.items()
         if values
     }
 
@@ -137,8 +137,8 @@ def begun(base: Path, arm: Arm, rate: float, seed: int, tokens: int) -> ATGRPO:
     env = make("search", split="train", prompt="compact", hops=(2, 2), rewards=arm.rewards)
     adapters = START if arm.rewards == "sparse" else None
     policies = load_policies(base, ROLES, seed=seed, adapters=adapters)
-    given = {**COMMON, **arm.settings, "learning_rate": rate, "max_tokens": tokens}
-    config = ATGRPOConfig(env="search", model=str(base), policies="per-role", seed=seed, **given)
+    values = {**COMMON, **arm.settings, "learning_rate": rate, "max_tokens": tokens}
+    config = ATGRPOConfig(env="search", model=str(base), policies="per-role", seed=seed, **values)
     return ATGRPO(config, env, policies)
 
 
@@ -166,7 +166,7 @@ def train(base: Path, arm: Arm, rate: float, seed: int, tokens: int) -> dict[str
 
     def note() -> None:
         episodes = played(policies, "val", 2, VALIDATION)
-        success = sum(each.success is True for each in episodes) / len(episodes)
+        success = sum(episode.success is True for episode in episodes) / len(episodes)
         curve.append({"tokens": trainer.tokens, "success": success, **look_ups(episodes)})
 
     note()
@@ -211,12 +211,12 @@ def run(base: Path, arm: str, rate: float, seed: int, until: float) -> dict[str,
     if not path.exists():
         if time.monotonic() > until:
             raise SystemExit("runs are missing; run again")
-        found = train(base, ARMS[arm], rate, seed, TOKENS)
+        record = train(base, ARMS[arm], rate, seed, TOKENS)
         unfinished = path.with_suffix(".unfinished")
-        unfinished.write_text(json.dumps(found), encoding="utf-8")
+        unfinished.write_text(json.dumps(record), encoding="utf-8")
         unfinished.rename(path)
-        share = found["tasks"]["2"].count("1") / TASKS
-        print(key(arm, rate, seed), share, found["found"]["2"], f"{found['cpu_s']} s", flush=True)
+        share = record["tasks"]["2"].count("1") / TASKS
+        print(key(arm, rate, seed), share, record["found"]["2"], f"{record['cpu_s']} s", flush=True)
     made: dict[str, Any] = json.loads(path.read_text())
     return made
 
@@ -233,8 +233,8 @@ def runs_of(base: Path, arm: str, until: float) -> tuple[float, dict[str, Any]]:
     }
 
     def score(rate: float) -> tuple[float, float]:
-        found = (runs[key(arm, rate, seed)]["curve"][-1]["success"] for seed in TUNING)
-        return sum(found), -rate  # the lower one where they are equal
+        successes = (runs[key(arm, rate, seed)]["curve"][-1]["success"] for seed in TUNING)
+        return sum(successes), -rate  # the lower one where they are equal
 
     best = max(RATES, key=score)
     runs |= {key(arm, best, seed): run(base, arm, best, seed, until) for seed in ARMS[arm].seeds}
@@ -253,7 +253,7 @@ def main() -> None:
     OUT.mkdir(parents=True, exist_ok=True)
     begin(options.base)
     until = time.monotonic() + 60 * options.minutes
-    found = {arm: runs_of(options.base, arm, until) for arm in options.only or ARMS}
+    chosen = {arm: runs_of(options.base, arm, until) for arm in options.only or ARMS}
     if options.only:
         return
     result = {
@@ -264,8 +264,8 @@ def main() -> None:
         "arms": {name: arm._asdict() for name, arm in ARMS.items()},
         "base": tested(load_policies(options.base, ROLES)),
         "start": tested(load_policies(options.base, ROLES, adapters=START)),
-        "rates": {arm: rate for arm, (rate, _) in found.items()},
-        "runs": {name: each for _, runs in found.values() for name, each in runs.items()},
+        "rates": {arm: rate for arm, (rate, _) in chosen.items()},
+        "runs": {name: run for _, runs in chosen.values() for name, run in runs.items()},
     }
     options.out.write_text(f"{json.dumps(result)}\n", encoding="utf-8")
     draw(result, PICTURE)

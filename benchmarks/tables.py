@@ -67,21 +67,21 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def learned() -> dict[str, dict[str, list[Any]]]:
     """Environment -> how policies are shared -> the runs of all seeds, of what is published."""
-    found: dict[str, dict[str, list[Any]]] = {}
+    runs: dict[str, dict[str, list[Any]]] = {}
     for env in ENVIRONMENTS.own:
         name = f"learning_{env}"
         for run, result in load(name).items() if published(name) else ():
             policies = run.partition("at_grpo-")[0].rstrip("-") or "per-role"
-            found.setdefault(env, {}).setdefault(policies, []).append(result)
-    return found
+            runs.setdefault(env, {}).setdefault(policies, []).append(result)
+    return runs
 
 
 def outcomes() -> str:
     """Success before and after training from the environment's default base, for the README."""
-    own = load("parts")["environments"] if published("parts") else {}
+    worlds = load("parts")["environments"] if published("parts") else {}
     rows = [
-        [f"`{env}`", "parts", *(f"{share:.2f}" for share in parts.success(each))]
-        for env, each in sorted(own.items())
+        [f"`{env}`", "parts", *(f"{share:.2f}" for share in parts.success(world))]
+        for env, world in sorted(worlds.items())
         # Another training of an environment is in the pages of the results alone.
         if parts.STORIES[env].env == env
     ]
@@ -92,7 +92,7 @@ def outcomes() -> str:
             *(f"{_mean(runs['per-role'], team):.2f}" for team in ("base", "adapters")),
         ]
         for env, runs in learned().items()
-        if "per-role" in runs and env not in own
+        if "per-role" in runs and env not in worlds
     ]
     if not rows:
         return UNPUBLISHED
@@ -122,9 +122,9 @@ def teams() -> str:
 
 def digits(runs: Sequence[Any], team: str, how: str = "sampled") -> np.ndarray:
     """Which test tasks a team solved, of shape (seeds, tasks)."""
-    found = [[float(digit) for digit in run[how]["solved"][team]] for run in runs]
+    rows = [[float(digit) for digit in run[how]["solved"][team]] for run in runs]
     # The base plays the same for every seed of training: only its tasks are a sample.
-    return np.array(found[:1] if team == "base" else found)
+    return np.array(rows[:1] if team == "base" else rows)
 
 
 def larger_of(runs: Sequence[Any]) -> str | None:
@@ -138,8 +138,8 @@ def _team(env: str, runs: Sequence[Any]) -> list[str]:
     revisions = dict.fromkeys(run["sampled"]["revision"]["commit"][:7] for run in runs)
     beyond = ["", MISSING, MISSING]
     if size := larger_of(runs):
-        found = (digits(runs, team, "beyond") for team in ("base", "adapters"))
-        beyond = [size, *(shown(estimate(each)) for each in found)]
+        results = (digits(runs, team, "beyond") for team in ("base", "adapters"))
+        beyond = [size, *(shown(estimate(solved)) for solved in results)]
     return [
         shown(estimate(digits(runs, "base"))),
         shown(estimate(digits(runs, "adapters"))),
@@ -149,7 +149,7 @@ def _team(env: str, runs: Sequence[Any]) -> list[str]:
         *beyond,
         spread(spent, 0) if spent else MISSING,
         str(len(runs)),
-        ", ".join(f"`{each}`" for each in revisions),
+        ", ".join(f"`{revision}`" for revision in revisions),
     ]
 
 
@@ -186,7 +186,7 @@ def claims(name: str) -> str:
     """The verdicts of one experiment on the claims of the AT-GRPO paper, and what each leaves open."""
     verdicts = claims_report.of_experiment(load("claims"), name)
     letters = claims_report.open_questions(verdicts)
-    notes = "\n".join(f"- {letter}: {part}" for part, letter in letters.items())
+    notes = "\n".join(f"- {letter}: {remark}" for remark, letter in letters.items())
     return f"{markdown(*claims_report.table(verdicts))}\n\n{notes}"
 
 
@@ -194,11 +194,13 @@ def claims_summary() -> str:
     """Where each claim was decided, and what that took."""
     result = load("claims")
     verdicts = result["verdicts"]
-    edges = sum(any("edge of the grid" in part for part in each["confounds"]) for each in verdicts)
+    edges = sum(
+        any("edge of the grid" in remark for remark in row["confounds"]) for row in verdicts
+    )
     return (
         f"{markdown(*claims_report.summary_table(result))}\n\n{len(verdicts)} verdicts, of which {edges} compare an "
         "arm whose best rate lies at the edge of its grid, so that a better one may lie beyond; "
-        f"{sum(each['verdict'] != 'not decided' for each in verdicts)} are decided, and "
+        f"{sum(row['verdict'] != 'not decided' for row in verdicts)} are decided, and "
         f"{claims_report.decided_after_two_looks(result)} would be if every p-value were doubled. What was run took {result['cpu_minutes']:.0f} CPU-minutes."
     )
 
@@ -254,42 +256,46 @@ def tables() -> dict[str, Callable[[], str]]:
         "sandbox_cores": (speed_tables.sandbox_cores, "sandbox"),
         "soak": (speed_tables.soak, "soak"),
     }
-    found: dict[str, Callable[[], str]] = {
+    makers: dict[str, Callable[[], str]] = {
         "outcomes": outcomes,
         "teams": teams,
         "teams_passes": teams_passes,
     }
-    found |= {n: partial(_of_rows, *each) for n, each in speeds.items() if published(each[1])}
-    found |= {name: partial(paper, name) for name in EXPERIMENTS if published(name)}
-    found |= {name: partial(_of_script, name) for name in SCRIPTS if published(name)}
+    makers |= {
+        n: partial(_of_rows, *arguments)
+        for n, arguments in speeds.items()
+        if published(arguments[1])
+    }
+    makers |= {name: partial(paper, name) for name in EXPERIMENTS if published(name)}
+    makers |= {name: partial(_of_script, name) for name in SCRIPTS if published(name)}
     if published("parts"):
-        found |= {
+        makers |= {
             f"parts_{name}": partial(_of_script, "parts", name) for name in ("roles", "passes")
         }
-        found["parts_sweep"] = lambda: markdown(*parts.sweep(load("parts_pilots")))
+        makers["parts_sweep"] = lambda: markdown(*parts.sweep(load("parts_pilots")))
     if published("reading"):
-        found |= {
+        makers |= {
             f"reading_{name}": partial(_of_script, "reading", name)
             for name in ("claims", "sweep", "strangers", "advice")
         }
     if published("protocol"):
-        found["protocol_controls"] = partial(_of_script, "protocol", "controls")
+        makers["protocol_controls"] = partial(_of_script, "protocol", "controls")
     if published("search_team"):
-        found |= {"search_team": search_team, "search_norms": search_norms}
+        makers |= {"search_team": search_team, "search_norms": search_norms}
     if published("peers"):
-        found["peers"] = peers
+        makers["peers"] = peers
     if published("peers_sweep"):
-        found["peers_sweep"] = partial(_of_script, "peers_sweep")
+        makers["peers_sweep"] = partial(_of_script, "peers_sweep")
     if published("claims"):
-        found["claims"] = claims_summary
-        found |= {f"claims_{name}": partial(claims, name) for name in CLAIMS}
-        found["claims_decisions"] = lambda: markdown(
+        makers["claims"] = claims_summary
+        makers |= {f"claims_{name}": partial(claims, name) for name in CLAIMS}
+        makers["claims_decisions"] = lambda: markdown(
             *decisions.table(load("claims"), load("between")["grounds"])
         )
-        found["claims_arms"] = lambda: markdown(*claims_report.arms(load("claims")))
+        makers["claims_arms"] = lambda: markdown(*claims_report.arms(load("claims")))
         if load("claims")["difference"]:
-            found["claims_roles"] = claims_roles
-    return found
+            makers["claims_roles"] = claims_roles
+    return makers
 
 
 def filled(page: str) -> str:
@@ -304,8 +310,8 @@ def filled(page: str) -> str:
             raise SystemExit(f"the table {name!r} has no published result; remove its marker")
         start = f"<!-- table {name} -->"
         before, _, rest = page.partition(start)
-        old, found, after = rest.partition(end)
-        if not found or "<!-- table " in old:
+        old, marker, after = rest.partition(end)
+        if not marker or "<!-- table " in old:
             raise SystemExit(f"the table {name!r} has no {end}")
         page = f"{before}{start}\n{made[name]()}\n{end}{after}"
     return page

@@ -83,8 +83,7 @@ class SandboxUnavailable(PettingLLMsError, RuntimeError):
 
 
 _TRAIN = ("torch", "transformers", "trl", "peft", "accelerate", "safetensors", "rich", "yaml")
-_SERVE, _OPENENV = ("httpx2", "uvicorn", "starlette"), ("openenv", "fastapi")
-_MODULES = {"train": (*_TRAIN, "matplotlib"), "serve": _SERVE, "openenv": _OPENENV}
+_MODULES = {"train": (*_TRAIN, "matplotlib"), "serve": ("httpx2", "uvicorn", "starlette")}
 EXTRAS = {module: extra for extra, modules in _MODULES.items() for module in modules}
 """Module -> the extra that installs it."""
 

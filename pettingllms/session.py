@@ -61,7 +61,7 @@ from pettingllms.runs import (
     point_latest,
     read_config,
 )
-from pettingllms.runs.trackers import Tracker, numbers_only, open_trackers, tracker_names
+from pettingllms.runs.trackers import numbers_only, open_trackers, tracker_names
 from pettingllms.sandbox.isolation import announce
 from pettingllms.trainers.advice import Advice, check_advise
 from pettingllms.trainers.at_grpo import ATGRPO
@@ -313,7 +313,7 @@ class _Session:
         """Whether a callback ended training."""
         self._silent = 0
         """Steps in a row, up to the latest, in which no policy had anything to learn from."""
-        self.trackers: list[Tracker] = []
+        self.trackers: list[Any] = []
         self._verifier = Verifier(trainer) if _verified(trainer) else None
 
     def run(self, trackers: Sequence[str]) -> Summary:
@@ -338,7 +338,7 @@ class _Session:
                 self._save()
         finally:
             for tracker in self.trackers:
-                tracker.close()
+                tracker.finish()
         if over:
             self._conclude(before, after)
         self._call("on_end")
@@ -444,7 +444,7 @@ class _Session:
         self.folder.append(METRICS, [row])
         numbers = numbers_only(row)
         for tracker in self.trackers:
-            tracker.log(self.trainer.step, numbers)
+            tracker.log(numbers, step=self.trainer.step)
 
     # ------------------------------------------------------------------------------- held out
 

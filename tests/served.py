@@ -47,12 +47,11 @@ def running(server, key):
     import httpx2
     import uvicorn
 
-    from pettingllms.serving.app import application
-    from pettingllms.serving.run import Protocol
+    from pettingllms.serving.app import HeadersInTime, application
 
     port = free_port("127.0.0.1")
     app = application(server, key)
-    settings = uvicorn.Config(app, http=Protocol, port=port, log_level="warning")
+    settings = uvicorn.Config(app, http=HeadersInTime, port=port, log_level="warning")
     running = uvicorn.Server(settings)
     thread = threading.Thread(target=running.run, daemon=True)
     thread.start()

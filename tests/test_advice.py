@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.loading import load_policies
 from pettingllms.errors import ConfigError
-from pettingllms.policies.loading import load_policies
 from pettingllms.session import plan_run, run_training
 from pettingllms.trainers.advice import BLOCKS, MEASURED, Advice, Reading, Sums, expected
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.batch import PolicyBatch
 from pettingllms.trainers.callbacks import Callback
 from pettingllms.trainers.config import ATGRPOConfig
+from pettingllms.trainers.losses import RoleGradients
 from pettingllms.trainers.metrics import LossMeter
-from pettingllms.trainers.role_gradients import RoleGradients
 from pettingllms.types import Sample
 from pettingllms.viewer.folders import Source
 from tests.graded_env import GradedEnv

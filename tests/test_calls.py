@@ -15,12 +15,12 @@ import torch
 import pettingllms as pl
 from pettingllms.envs import search_v0
 from pettingllms.errors import ConfigError
-from pettingllms.methods.calls import calls_of
 from pettingllms.methods.m_grpo import (
     MGrpo,
     aligned,
     call_reward,
     caller_reward,
+    calls_of,
     over_copies,
     smallest,
 )

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from pettingzoo.test.api_test import api_test
 from pettingzoo.test.seed_test import seed_test
 
-from pettingllms.contrib.games.classic_texts import GameText, show_observation
-from pettingllms.contrib.games.classic_v0 import env
+from pettingllms.contrib.games.classic_v0 import GameText, env, show_observation
 from pettingllms.envs import check_env, clone_env, load_env
 from pettingllms.envs.check import continued, scripted, view
 from pettingllms.errors import CloneError, ConfigError, UnknownNameError

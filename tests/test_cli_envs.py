@@ -39,7 +39,7 @@ def test_every_environment_is_listed_and_explained(capsys):
         shown = capsys.readouterr().out
         assert "max_turns: int | None, default None" in shown
         assert "weight of the team reward" in shown
-        first = "dense" if name in ("duet", "search", "read") else "paper"
+        first = "dense" if name in ("search", "read") else "paper"
         assert f"reward schemes: {first}" in shown
 
 
@@ -50,15 +50,6 @@ def test_an_environment_of_ones_own_is_explained(capsys):
     assert "split: str, default 'train'" in shown
     assert envs.main(["show", "tests.foreign_env:raw_env"]) == 0
     assert "rounds: Any, default 2" in capsys.readouterr().out
-
-
-def test_other_commands_explain_an_environment(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        train.main(["--help-env", "sokoban"])
-    assert not stopped.value.code
-    assert "size: int, default 6" in capsys.readouterr().out
-    assert train.main(["--help-env", "sokobn"]) == guard.FAILED
-    assert "did you mean 'sokoban'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

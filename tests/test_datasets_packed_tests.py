@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pettingllms.data import packed_tests
-from pettingllms.data.packed_tests import unpacked
+from pettingllms.data import coding_schemas
+from pettingllms.data.coding_schemas import unpacked
 from pettingllms.data.rows import RowError
 from tests.datasets_fixtures import PRIVATE, pack
 
@@ -88,20 +88,20 @@ def test_a_broken_pickle_is_refused(data):
 
 
 def test_a_bomb_is_refused_before_it_is_inflated(monkeypatch):
-    monkeypatch.setattr(packed_tests, "MAX_INFLATED", 1 << 20)
+    monkeypatch.setattr(coding_schemas, "MAX_INFLATED", 1 << 20)
     bomb = base64.b64encode(zlib.compress(bytes(1 << 24))).decode()
     with pytest.raises(RowError, match="inflates to more than 1048576 bytes"):
         unpacked(bomb, "f")
-    monkeypatch.setattr(packed_tests, "MAX_PACKED", 100)
+    monkeypatch.setattr(coding_schemas, "MAX_PACKED", 100)
     with pytest.raises(RowError, match="at most 100 are read"):
         unpacked("e" * 101, "f")
 
 
 def test_a_text_just_below_the_bound_is_read(monkeypatch):
     data = pickle.dumps(WRITTEN)
-    monkeypatch.setattr(packed_tests, "MAX_INFLATED", len(data))
+    monkeypatch.setattr(coding_schemas, "MAX_INFLATED", len(data))
     assert unpacked(squeezed(data), "f") == PRIVATE
-    monkeypatch.setattr(packed_tests, "MAX_INFLATED", len(data) - 1)
+    monkeypatch.setattr(coding_schemas, "MAX_INFLATED", len(data) - 1)
     with pytest.raises(RowError, match="inflates to more"):
         unpacked(squeezed(data), "f")
 
@@ -138,4 +138,4 @@ def test_any_bytes_give_a_list_or_a_refusal(data):
 
 def test_every_opcode_that_is_accepted_exists():
     known = {opcode.name for opcode in pickletools.opcodes}
-    assert known >= packed_tests._AROUND | packed_tests._STRINGS
+    assert known >= coding_schemas._AROUND | coding_schemas._STRINGS

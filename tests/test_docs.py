@@ -133,8 +133,10 @@ def test_commands_are_understood(
 ) -> None:
     pytest.importorskip("trl")
     from pettingllms.cli import data, envs, evaluate, sandbox, serve, train, view
-    from pettingllms.contrib.bridges import env_server
     from pettingllms.contrib.sharing import command as share
+
+    monkeypatch.syspath_prepend(str(ROOT / "integrations" / "openenv"))
+    import pettingllms_env_server
 
     monkeypatch.chdir(tmp_path)
     Path("my.yaml").write_text("alpha: 0.5\n")
@@ -152,7 +154,7 @@ def test_commands_are_understood(
         "pettingllms-data": data._parser().read,
         "pettingllms-sandbox": sandbox._parser().read,
         "pettingllms-share": share.parser().read,
-        "pettingllms-env-server": env_server.parse,
+        "pettingllms-env-server": pettingllms_env_server.parse,
     }
     parsers[words[0]](words[1:])
 

@@ -53,7 +53,8 @@ def python(library: str) -> str:
 
 
 def environment() -> dict[str, str]:
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "integrations" / "verifiers")])
+    folders = (ROOT, *(ROOT / "integrations" / name for name in ("verifiers", "openenv")))
+    paths = os.pathsep.join(map(str, folders))
     return {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), "PYTHONPATH": paths}
 
 
@@ -127,7 +128,7 @@ def test_verifiers_plays_all_five_with_an_agent_for_each_role_and_scores_no_fail
 def env_server(*options: str) -> Iterator[str]:
     """The address of `pettingllms-env-server`."""
     port = free_port("127.0.0.1")
-    words = ["-m", "pettingllms.contrib.bridges.env_server", "--port", str(port), *options]
+    words = ["-m", "pettingllms_env_server", "--port", str(port), *options]
     process = subprocess.Popen(
         [python("openenv"), *words],
         env={**environment(), "PYTHONUNBUFFERED": "1"},
@@ -205,7 +206,7 @@ def test_the_server_says_what_it_cannot_serve():
         ("--max-age", "0"): "max_age must be positive",
     }.items():
         done = subprocess.run(
-            [python("openenv"), "-m", "pettingllms.contrib.bridges.env_server", *words],
+            [python("openenv"), "-m", "pettingllms_env_server", *words],
             env=environment(),
             capture_output=True,
             text=True,
@@ -240,7 +241,7 @@ def test_a_port_that_is_taken_is_said_before_anything_is_served():
         port = other.getsockname()[1]
         words = [
             "-m",
-            "pettingllms.contrib.bridges.env_server",
+            "pettingllms_env_server",
             "--env",
             "sokoban",
             "--port",

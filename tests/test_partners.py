@@ -16,6 +16,7 @@ import openai
 import pytest
 import torch
 
+from benchmarks.loading import load_policies
 from pettingllms.cli import evaluate as eval_command
 from pettingllms.cli import train as train_command
 from pettingllms.cli.evaluate import dry_run
@@ -23,14 +24,12 @@ from pettingllms.errors import ConfigError, SamplerUnavailable
 from pettingllms.evaluation.config import EvalConfig
 from pettingllms.evaluation.run import EvalResult, plan_of, run_evaluation
 from pettingllms.policies import loading
-from pettingllms.policies.loading import load_policies
 from pettingllms.policies.roles import only_partners, parse_policies, trained_policies
 from pettingllms.rollout.engine import RolloutEngine
 from pettingllms.rollout.shapes import RolloutShape
 from pettingllms.runs import read_config
-from pettingllms.samplers.api import ApiPartners
+from pettingllms.samplers.api import ApiPartners, without_control_tokens, without_ending
 from pettingllms.samplers.api_call import ApiSettings
-from pettingllms.samplers.control_tokens import without_control_tokens, without_ending
 from pettingllms.serving.role_server import RoleServer
 from pettingllms.session import plan_run
 from pettingllms.session import run_training as train

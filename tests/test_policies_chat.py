@@ -13,8 +13,7 @@ from tokenizers import AddedToken
 from pettingllms.envs.thinking import without_thought
 from pettingllms.envs.tool_calls import read_calls
 from pettingllms.errors import ConfigError
-from pettingllms.policies.chat import Chat, end_of_turn_ids
-from pettingllms.policies.native_calls import GEMMA_MARKS, from_gemma, from_harmony
+from pettingllms.policies.chat import GEMMA_MARKS, Chat, end_of_turn_ids, from_gemma, from_harmony
 from pettingllms.types import Conversation
 from tests.tiny_lm import tiny_model, tiny_tokenizer
 

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from pettingllms.errors import ConfigError, RunFolderError, SamplerUnavailable
-from pettingllms.samplers.api import ApiPartners
+from pettingllms.samplers.api import ApiPartners, without_control_tokens, without_ending
 from pettingllms.samplers.api_call import ApiSettings, read_key
-from pettingllms.samplers.control_tokens import without_control_tokens, without_ending
 from pettingllms.samplers.replies import ReplyLog
 from pettingllms.types import Completion, Request
 from tests.api_stub import KEY, Handler, Stub, stubbed

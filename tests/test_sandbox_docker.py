@@ -21,7 +21,7 @@ pytest.importorskip("docker", reason="the docker extra is not installed")
 
 from pettingllms.cli import sandbox as command
 from pettingllms.errors import ConfigError, SandboxUnavailable
-from pettingllms.sandbox import Case, Limits, docker, docker_image
+from pettingllms.sandbox import Case, Limits, docker
 from pettingllms.sandbox.client import PooledSandbox, WorkerConnection
 from pettingllms.sandbox.docker import ContainerChannel, DockerSandbox
 from pettingllms.sandbox.selfcheck import GROUPS, Behavior
@@ -44,7 +44,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             patch = stack.enter_context(pytest.MonkeyPatch.context())
             patch.setenv("DOCKER_HOST", url)
         with contextlib.closing(docker.connect()) as client:
-            docker_image.build_image(client, base=engines.host_base(client))
+            docker.build_image(client, base=engines.host_base(client))
         yield docker.connect
 
 
@@ -103,7 +103,7 @@ def test_without_namespaces_programs_of_a_container_write_no_file(engine: Any):
     write = "open('/tmp/x', 'w').write('1')"
     with PooledSandbox(
         lambda: WorkerConnection(
-            ContainerChannel(engine, docker_image.image_name(), command, host), "docker"
+            ContainerChannel(engine, docker.image_name(), command, host), "docker"
         ),
         1,
     ) as sandbox:
@@ -117,7 +117,7 @@ def test_the_container_itself_is_a_wall(engine: Any):
     host = docker.host_config(512, 1.0) | {"auto_remove": False}
     with contextlib.closing(engine()) as client:
         made = client.api.create_container(
-            docker_image.image_name(),
+            docker.image_name(),
             entrypoint=["python3", "-c", PROBE],
             user="65534:65534",
             network_disabled=True,
@@ -236,7 +236,7 @@ def test_left_overs_are_removed_and_only_those_of_the_dead(engine: Any, own: Doc
     with contextlib.closing(engine()) as client:
         made = {
             owner: client.api.create_container(
-                docker_image.image_name(), labels={docker.OWNER_LABEL: owner}
+                docker.image_name(), labels={docker.OWNER_LABEL: owner}
             )["Id"]
             for owner in (
                 ":".join(dead),
@@ -245,7 +245,7 @@ def test_left_overs_are_removed_and_only_those_of_the_dead(engine: Any, own: Doc
                 docker.owner_mark(),
             )
         }
-        foreign = client.api.create_container(docker_image.image_name())["Id"]
+        foreign = client.api.create_container(docker.image_name())["Id"]
         try:
             assert docker.remove_orphans(client) == 1
             left = {found.id for found in client.containers.list(all=True)}
@@ -271,9 +271,9 @@ def test_packages_are_built_in_and_importable(engine: Any):
     packages = ("numpy",)
     with contextlib.closing(engine()) as client:
         # Without pip and an index: the base has them already.
-        docker_image.build_image(client, base=engines.host_base(client, packages))
-        image = client.images.get(docker_image.image_name())
-        image.tag(*docker_image.image_name(packages).split(":"))
+        docker.build_image(client, base=engines.host_base(client, packages))
+        image = client.images.get(docker.image_name())
+        image.tag(*docker.image_name(packages).split(":"))
     with DockerSandbox(1, packages=packages, connect=engine) as sandbox:
         program = "import numpy; print(numpy.arange(4).sum())"
         [[result]] = sandbox.run([program], [Case()], limits=Limits(memory_mib=1024))
@@ -288,14 +288,14 @@ def test_the_command_checks_this_back_end(
     assert command.main(["check", "--sandbox", "docker"]) == 0
     assert "docker+namespaces" in capsys.readouterr().out
     assert command.main(["doctor"]) == 0
-    assert docker_image.image_name() in capsys.readouterr().out
+    assert docker.image_name() in capsys.readouterr().out
 
 
 def test_an_engine_that_stops_in_the_middle_gives_no_verdict(tmp_path: Path):
     with engines.own_engine(Path(f"/tmp/engine-{os.getpid()}")) as url:
         connect = functools.partial(docker.connect, url)
         with contextlib.closing(connect()) as client:
-            docker_image.build_image(client, base=engines.host_base(client))
+            docker.build_image(client, base=engines.host_base(client))
         sandbox = DockerSandbox(1, connect=connect)
         sandbox.run(["1"], [Case()])
         said: list[object] = []

@@ -24,13 +24,13 @@ from pettingllms.errors import ConfigError, PettingLLMsError, SandboxUnavailable
 from pettingllms.evaluation.run import settings_of
 from pettingllms.sandbox import (
     Case,
+    CustomSandbox,
     Limits,
     RunResult,
     SandboxSettings,
     open_sandbox,
     shared_sandbox,
 )
-from pettingllms.sandbox.custom import CustomSandbox
 from pettingllms.sandbox.isolation import held_by
 from pettingllms.sandbox.settings import LIMITS
 from pettingllms.sandbox.together import SHARED_CPU_S

@@ -17,14 +17,13 @@ import openai
 import pytest
 import torch
 
+from benchmarks.loading import load_policies
 from pettingllms.cli import serve
 from pettingllms.envs.aec import load_env as make
 from pettingllms.errors import ConfigError, RunFolderError
-from pettingllms.policies.loading import load_policies
 from pettingllms.samplers import vllm_args
 from pettingllms.samplers.vllm_process import ServerError, VllmEndpoint
-from pettingllms.serving import http
-from pettingllms.serving import run as serving_run
+from pettingllms.serving import app, http
 from pettingllms.serving.role_server import RoleServer
 from pettingllms.types import Request
 from tests.served import running, serving, trained
@@ -374,7 +373,7 @@ def test_a_body_is_not_read_before_the_key_is_checked(url):
 
 
 def test_headers_that_never_come_end_the_connection_and_others_go_on(url, client, monkeypatch):
-    monkeypatch.setattr(serving_run, "HEADER_SECONDS", 0.2)
+    monkeypatch.setattr(app, "HEADER_SECONDS", 0.2)
     begun = b"GET /health HTTP/1.1\r\nHost: x\r\n"
     with connected(url) as silent, connected(url) as slow, connected(url) as kept:
         slow.sendall(begun)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pettingllms.policies.chat import Chat
 from pettingllms.samplers.base import SamplingParams
 from pettingllms.samplers.continuous import Token
-from pettingllms.serving.choices import Choice, Stops, TextStream
+from pettingllms.serving.completing import Choice, Stops, TextStream
 from pettingllms.serving.requests import MESSAGES, CompletionRequest
 from pettingllms.serving.wire import Writer
 from tests.tiny_lm import tiny_tokenizer

@@ -102,21 +102,21 @@ class Lab:
 
     def _base_before(self, name: str) -> str | None:
         """The digest of the published base; None where the results were judged without it."""
-        known: dict[str, str] = self.before.get("settings", {}).get("grounds", {}).get(name, {})
-        return known.get("model")
+        ground: dict[str, str] = self.before.get("settings", {}).get("grounds", {}).get(name, {})
+        return ground.get("model")
 
     def _published(self, cell: Cell) -> dict[str, Any] | None:
         """What the results hold of a cell; of a sweep that is the share of solved tasks, in no order."""
         rate = self.pairs[cell.ground, cell.arm].settings["learning_rate"] * cell.scale
         head = {"cell": cell.name, "rate": rate}
-        if own := self.before["cells"].get(cell.name):
-            return {**head, **own}
+        if success := self.before["cells"].get(cell.name):
+            return {**head, **success}
         if swept := self.before["sweeps"].get(cell.name):
             digits = {
                 name: {"own": "1" * round(swept[name] * VALIDATION_TASKS)} for name in READINGS
             }
-            for each in digits.values():
-                each["own"] = each["own"].ljust(VALIDATION_TASKS, "0")
+            for record in digits.values():
+                record["own"] = record["own"].ljust(VALIDATION_TASKS, "0")
             return {**head, **swept, **digits}
         return None
 
@@ -181,19 +181,19 @@ class Lab:
         done: dict[tuple[str, str], list[dict[str, Any]]] = {}
         sweeps: dict[str, Any] = {}
         for cell in self.cells():
-            found = self.found(cell)
-            if found and cell.seed not in TUNING:
-                done.setdefault((cell.ground, cell.arm), []).append(found)
-            elif found:
-                sweeps[cell.name] = {name: share(found[name]["own"]) for name in READINGS}
-                sweeps[cell.name]["cpu_s"] = found["cpu_s"]
+            record = self.found(cell)
+            if record and cell.seed not in TUNING:
+                done.setdefault((cell.ground, cell.arm), []).append(record)
+            elif record:
+                sweeps[cell.name] = {name: share(record[name]["own"]) for name in READINGS}
+                sweeps[cell.name]["cpu_s"] = record["cpu_s"]
         runs = report.complete(
             done, {key: experiments.seeds_of(own, self.budget) for key, own in self.pairs.items()}
         )
         grounds = {ground: self.pairs[ground, arm] for ground, arm in runs}
         habits = {name: ground.habits for name, ground in grounds.items()}
         arms, verdicts, correlation = report.published(runs, names, habits)
-        every = [cell for each in runs.values() for cell in each]
+        every = [cell for row in runs.values() for cell in row]
         _refuse_to_lose(path, {cell["cell"] for cell in every})
         spent = sum(cell["cpu_s"] for cell in (*every, *sweeps.values()))
         result = {
@@ -222,8 +222,8 @@ class Lab:
             "cells": {cell["cell"]: {key: cell[key] for key in (*READINGS, "curves", "cpu_s")} for cell in every},
         }  # fmt: skip
         path.write_text(f"{json.dumps(result)}\n", encoding="utf-8")
-        for each in verdicts:
-            print(f"{each['verdict']:12} {each['ground']:10} {each['claim']} (p {each['p_holm']})")
+        for row in verdicts:
+            print(f"{row['verdict']:12} {row['ground']:10} {row['claim']} (p {row['p_holm']})")
         print(f"{len(verdicts)} verdicts, {len(every)} cells, {result['cpu_minutes']} CPU-minutes")
 
     def _budget_of(self, name: str, ground: Ground) -> dict[str, Any]:
@@ -260,8 +260,8 @@ class Lab:
         """Everything that what a cell measures depends on but its name, as JSON gives it back."""
         ground, arm = self.pairs[cell.ground, cell.arm], ARMS[cell.arm]
         settings = {"ground": ground._asdict(), "arm": arm._asdict()}
-        for each in settings.values():
-            each["settings"] = material(each["settings"])
+        for values in settings.values():
+            values["settings"] = material(values["settings"])
         settings["ground"]["model"] = ground.model.name
         for name in ("seconds", "arms", "habits", "more"):
             del settings["ground"][name]

@@ -53,10 +53,10 @@ def _lineups(cells: Sequence[Any] | None) -> set[str]:
 
 def _claims(names: Sequence[str], grounds: Sequence[str]) -> Iterator[tuple[str, Claim, str]]:
     for name in names:
-        own = EXPERIMENTS[name]
-        for claim in own.claims:
+        experiment = EXPERIMENTS[name]
+        for claim in experiment.claims:
             for ground in grounds:
-                if ground in own.grounds:
+                if ground in experiment.grounds:
                     yield name, claim, ground
 
 
@@ -68,8 +68,8 @@ def _compared(
         # An exchange is played at equal tokens alone.
         if claim.lineup != "own" and claim.lineup not in theirs[0][name]:
             continue
-        one = digits([each[name]["own"] for each in ours])
-        two = digits([each[name][claim.lineup] for each in theirs])
+        one = digits([cell[name]["own"] for cell in ours])
+        two = digits([cell[name][claim.lineup] for cell in theirs])
         gains[name] = interval(one - two)
         values.append(p_value(one - two, claim.least))
     # Seeds were added where the first five had been looked at: either look could have found it.
@@ -77,9 +77,9 @@ def _compared(
     return gains, min(1.0, looks * max(values))
 
 
-def verdict(found: Judged, corrected: float) -> str:
+def verdict(judgement: Judged, corrected: float) -> str:
     """Supported or refuted where both readings agree and the corrected p-value is below the level."""
-    sides = {estimate.mean > found.claim.least for estimate in found.gains.values()}
+    sides = {estimate.mean > judgement.claim.least for estimate in judgement.gains.values()}
     if corrected >= LEVEL or len(sides) > 1:
         return "not decided"
     return "supported" if sides == {True} else "refuted"
@@ -90,61 +90,62 @@ def decided_after_two_looks(result: Mapping[str, Any]) -> int:
     grounds, verdicts = result["settings"]["grounds"], result["verdicts"]
     corrected = holm(
         {
-            str(place): each["p"]
-            * (2 if len(grounds[each["ground"]]["seeds"]) == len(SEEDS) else 1)
-            for place, each in enumerate(verdicts)
+            str(place): row["p"] * (2 if len(grounds[row["ground"]]["seeds"]) == len(SEEDS) else 1)
+            for place, row in enumerate(verdicts)
         }
     )
     return sum(
-        each["verdict"] != "not decided" and corrected[str(place)] < LEVEL
-        for place, each in enumerate(verdicts)
+        row["verdict"] != "not decided" and corrected[str(place)] < LEVEL
+        for place, row in enumerate(verdicts)
     )
 
 
-def confounds(found: Judged, arms: Mapping[str, Any]) -> list[str]:
+def confounds(judgement: Judged, arms: Mapping[str, Any]) -> list[str]:
     """What could make the difference, or hide it, besides what is claimed."""
-    own = [arms[found.ground][name] for name in (found.claim.arm, found.claim.over)]
-    parts = [found.claim.confound]
+    pair = [arms[judgement.ground][name] for name in (judgement.claim.arm, judgement.claim.over)]
+    remarks = [judgement.claim.confound]
     edges = [
         name
-        for name, arm in zip((found.claim.arm, found.claim.over), own, strict=True)
+        for name, arm in zip((judgement.claim.arm, judgement.claim.over), pair, strict=True)
         if arm["scale"] in (RATES[0], RATES[-1])
     ]
     if edges:
-        parts.append(
+        remarks.append(
             f"The best rate is at the edge of the grid: {', '.join(dict.fromkeys(edges))}."
         )
-    spent = [arm["tokens"]["tokens"] for arm in own]
+    spent = [arm["tokens"]["tokens"] for arm in pair]
     if max(spent) > UNEQUAL * min(spent):
-        more = (found.claim.arm, found.claim.over)[spent.index(max(spent))]
+        more = (judgement.claim.arm, judgement.claim.over)[spent.index(max(spent))]
         share = 100 * (max(spent) / min(spent) - 1)
-        parts.append(f"At equal tokens {more} has {share:.0f} % more, because its steps are large.")
-    if all(arm["updates"]["success"][0] >= CEILING for arm in own):
-        parts.append("Both are at the ceiling.")
-    if any(arm["habits"] for arm in own):
-        parts.append("The base was primed with bad habits, so that part of a gain is a habit overcome.")  # fmt: skip
-    return parts
+        remarks.append(
+            f"At equal tokens {more} has {share:.0f} % more, because its steps are large."
+        )
+    if all(arm["updates"]["success"][0] >= CEILING for arm in pair):
+        remarks.append("Both are at the ceiling.")
+    if any(arm["habits"] for arm in pair):
+        remarks.append("The base was primed with bad habits, so that part of a gain is a habit overcome.")  # fmt: skip
+    return remarks
 
 
 def summary(runs: Runs, ground: str, arm: str, *, habits: bool) -> dict[str, Any]:
     """What an arm reached on a ground, and what that took."""
     cells = runs[ground, arm]
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "rate": cells[0]["rate"],
         "scale": float(cells[0]["cell"].split("/")[2]),
-        "seeds": [int(each["cell"].split("/")[3]) for each in cells],
+        "seeds": [int(cell["cell"].split("/")[3]) for cell in cells],
         "habits": habits,
-        "decisions": round(float(np.mean([_late(curve) for each in cells for curve in each["curves"]])), 2),
+        "decisions": round(float(np.mean([_late(curve) for cell in cells for curve in cell["curves"]])), 2),
     }  # fmt: skip
     for name in READINGS:
-        values = digits([each[name]["own"] for each in cells])
-        found[name] = {
+        values = digits([cell[name]["own"] for cell in cells])
+        figures[name] = {
             "success": [round(number, 4) for number in interval(values)],
             "by_seed": [round(float(number), 4) for number in values.mean(axis=1)],
-            "steps": round(float(np.mean([each[name]["steps"] for each in cells])), 1),
-            "tokens": round(float(np.mean([each[name]["tokens"] for each in cells]))),
+            "steps": round(float(np.mean([cell[name]["steps"] for cell in cells])), 1),
+            "tokens": round(float(np.mean([cell[name]["tokens"] for cell in cells]))),
         }
-    return found
+    return figures
 
 
 def _late(curve: Sequence[Sequence[float]]) -> float:
@@ -168,14 +169,14 @@ def rliable_scores(runs: Runs) -> dict[str, Any]:
             f"{error}; rliable needs pandas below 3: make an environment of its own and install "
             "there: pip install -e '.[train]' -r benchmarks/requirements.txt"
         ) from error
-    found = {}
+    aggregates = {}
     for name in READINGS:
         for there in _sets(runs):
             arms = [arm for arm in dict.fromkeys(arm for _, arm in runs) if all((ground, arm) in runs for ground in there)]  # fmt: skip
             # As many seeds on each ground, because the library takes a matrix.
             least = min(len(runs[ground, arm]) for ground in there for arm in arms)
             scores = {
-                arm: np.array([digits([each[name]["own"] for each in runs[ground, arm][:least]]).mean(axis=1) for ground in there]).T
+                arm: np.array([digits([cell[name]["own"] for cell in runs[ground, arm][:least]]).mean(axis=1) for ground in there]).T
                 for arm in arms
             }  # fmt: skip
             rng = np.random.RandomState(0)
@@ -183,14 +184,16 @@ def rliable_scores(runs: Runs) -> dict[str, Any]:
                 scores, lambda x: np.array([metrics.aggregate_iqm(x)]), reps=2000, random_state=rng
             )
             profiles, _ = library.create_performance_profile(scores, np.array(TAUS), reps=200)
-            found[f"{name}/{', '.join(there)}"] = {
+            aggregates[f"{name}/{', '.join(there)}"] = {
                 arm: {
-                    "iqm": [round(float(each), 4) for each in (means[arm][0], *bounds[arm][:, 0])],
-                    "profile": [round(float(each), 3) for each in profiles[arm]],
+                    "iqm": [
+                        round(float(number), 4) for number in (means[arm][0], *bounds[arm][:, 0])
+                    ],
+                    "profile": [round(float(number), 3) for number in profiles[arm]],
                 }
                 for arm in arms
             }
-    return found
+    return aggregates
 
 
 def _sets(runs: Runs) -> list[tuple[str, ...]]:
@@ -211,49 +214,52 @@ def published(
     arms: dict[str, Any] = {}
     for ground, arm in runs:
         arms.setdefault(ground, {})[arm] = summary(runs, ground, arm, habits=habits[ground])
-    found = judged(runs, names)
-    keys = [f"{each.experiment}/{each.claim.text}/{each.ground}" for each in found]
+    judgements = judged(runs, names)
+    keys = [
+        f"{judgement.experiment}/{judgement.claim.text}/{judgement.ground}"
+        for judgement in judgements
+    ]
     correlation = correlated(runs)
-    values = {key: each.p for key, each in zip(keys, found, strict=True)}
+    values = {key: judgement.p for key, judgement in zip(keys, judgements, strict=True)}
     corrected = holm(values | ({"": correlation["p"]} if correlation else {}))
     if correlation:
         correlation["p_holm"] = float(f"{corrected['']:.2g}")
     verdicts = [
         {
-            "experiment": each.experiment,
-            "claim": each.claim.text,
-            "ground": each.ground,
-            "least": each.claim.least,
-            "gains": {name: [round(number, 4) for number in gain] for name, gain in each.gains.items()},
-            "p": float(f"{each.p:.2g}"),
+            "experiment": judgement.experiment,
+            "claim": judgement.claim.text,
+            "ground": judgement.ground,
+            "least": judgement.claim.least,
+            "gains": {name: [round(number, 4) for number in gain] for name, gain in judgement.gains.items()},
+            "p": float(f"{judgement.p:.2g}"),
             "p_holm": float(f"{corrected[key]:.2g}"),
-            "verdict": verdict(each, corrected[key]),
-            "confounds": confounds(each, arms),
+            "verdict": verdict(judgement, corrected[key]),
+            "confounds": confounds(judgement, arms),
         }
-        for key, each in zip(keys, found, strict=True)
+        for key, judgement in zip(keys, judgements, strict=True)
     ]  # fmt: skip
     return arms, verdicts, correlation
 
 
 def missing(result: Mapping[str, Any]) -> dict[str, str]:
     """Experiment -> where it asks for something that nobody has run."""
-    done = {(each["experiment"], each["ground"], each["claim"]) for each in result["verdicts"]}
-    parts = {}
-    for name, own in EXPERIMENTS.items():
+    done = {(row["experiment"], row["ground"], row["claim"]) for row in result["verdicts"]}
+    places = {}
+    for name, experiment in EXPERIMENTS.items():
         lacking = {
-            ground: sum((name, ground, claim.text) not in done for claim in own.claims)
-            for ground in own.grounds
+            ground: sum((name, ground, claim.text) not in done for claim in experiment.claims)
+            for ground in experiment.grounds
         }
         grounds = [
             f"`{ground}`"
-            if count == len(own.claims)
-            else f"`{ground}` ({count} of {len(own.claims)})"
+            if count == len(experiment.claims)
+            else f"`{ground}` ({count} of {len(experiment.claims)})"
             for ground, count in lacking.items()
             if count
         ]
         if grounds:
-            parts[name] = ", ".join(grounds)
-    return parts
+            places[name] = ", ".join(grounds)
+    return places
 
 
 def _shown(numbers: Sequence[float] | None) -> str:
@@ -266,8 +272,8 @@ def _shown(numbers: Sequence[float] | None) -> str:
 def of_experiment(result: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
     """The verdicts of one experiment, a claim after the other."""
     order = [claim.text for claim in EXPERIMENTS[name].claims]
-    found = [each for each in result["verdicts"] if each["experiment"] == name]
-    return sorted(found, key=lambda each: order.index(each["claim"]))
+    rows = [row for row in result["verdicts"] if row["experiment"] == name]
+    return sorted(rows, key=lambda row: order.index(row["claim"]))
 
 
 def table(verdicts: Sequence[Mapping[str, Any]]) -> Table:
@@ -275,14 +281,14 @@ def table(verdicts: Sequence[Mapping[str, Any]]) -> Table:
     letters = open_questions(verdicts)
     rows = [
         [
-            f"{each['claim']}",
-            f"`{each['ground']}`",
-            *(_shown(each["gains"].get(name)) for name in READINGS),
-            f"{each['p_holm']:.2g}",
-            f"**{each['verdict']}**",
-            ", ".join(letters[part] for part in letters if part in each["confounds"]),
+            f"{row['claim']}",
+            f"`{row['ground']}`",
+            *(_shown(row["gains"].get(name)) for name in READINGS),
+            f"{row['p_holm']:.2g}",
+            f"**{row['verdict']}**",
+            ", ".join(letters[confound] for confound in letters if confound in row["confounds"]),
         ]
-        for each in verdicts
+        for row in verdicts
     ]
     head = ["claim", "where", "difference at equal tokens", "at equal updates", "p (Holm)"]
     return [*head, "verdict", "leaves open"], rows
@@ -290,9 +296,9 @@ def table(verdicts: Sequence[Mapping[str, Any]]) -> Table:
 
 def open_questions(verdicts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Confound -> its letter in the table, in the order of their first verdicts."""
-    found = dict.fromkeys(part for each in verdicts for part in each["confounds"])
+    remarks = dict.fromkeys(remark for row in verdicts for remark in row["confounds"])
     letters = (*ascii_lowercase, *(f"a{letter}" for letter in ascii_lowercase))
-    return dict(zip(found, letters, strict=False))
+    return dict(zip(remarks, letters, strict=False))
 
 
 def summary_table(result: Mapping[str, Any]) -> Table:
@@ -301,15 +307,15 @@ def summary_table(result: Mapping[str, Any]) -> Table:
     rows = []
     # By the number of the paper's claim, and what the paper does not claim at the end.
     ordered = sorted(
-        EXPERIMENTS.items(), key=lambda each: (not each[1].title.startswith("Claim"), each[1].title)
+        EXPERIMENTS.items(), key=lambda item: (not item[1].title.startswith("Claim"), item[1].title)
     )
-    for name, own in ordered:
-        found = of_experiment(result, name)
-        places = dict.fromkeys(each["ground"] for each in found)
+    for name, experiment in ordered:
+        verdicts = of_experiment(result, name)
+        places = dict.fromkeys(row["ground"] for row in verdicts)
         cells = []
         for word in WORDS:
-            with_it = [each["ground"] for each in found if each["verdict"] == word]
-            totals = {place: sum(each["ground"] == place for each in found) for place in places}
+            with_it = [row["ground"] for row in verdicts if row["verdict"] == word]
+            totals = {place: sum(row["ground"] == place for row in verdicts) for place in places}
             cells.append(
                 ", ".join(
                     f"`{place}`"
@@ -319,15 +325,15 @@ def summary_table(result: Mapping[str, Any]) -> Table:
                     if place in with_it
                 )
             )
-        rows.append([own.title, own.question, *cells, lacking.get(name, "")])
+        rows.append([experiment.title, experiment.question, *cells, lacking.get(name, "")])
     return ["claim", "question", *WORDS, "not run"], rows
 
 
 def arms(result: Mapping[str, Any]) -> Table:
     """Success and cost of every arm."""
     rows = []
-    for ground, each in result["arms"].items():
-        for name, arm in each.items():
+    for ground, by_name in result["arms"].items():
+        for name, arm in by_name.items():
             cells = []
             for reading, other in (("tokens", "steps"), ("updates", "tokens")):
                 mean, low, high = arm[reading]["success"]
@@ -345,4 +351,4 @@ def complete(
     cells: Mapping[tuple[str, str], Sequence[Any]], seeds: Mapping[tuple[str, str], Sequence[int]]
 ) -> Runs:
     """Those with all seeds that count."""
-    return {key: found for key, found in cells.items() if len(found) == len(seeds[key])}
+    return {key: runs for key, runs in cells.items() if len(runs) == len(seeds[key])}

@@ -52,8 +52,8 @@ def _means(values: np.ndarray, kinds: np.ndarray) -> np.ndarray:
     shares = np.stack([(values == kind).mean(axis=1) for kind in kinds], axis=1)
     drawn = rng.integers(seeds, size=(RESAMPLES, seeds))
     counts = rng.multinomial(tasks, shares[drawn])
-    found: np.ndarray = (counts @ kinds).mean(axis=1) / tasks
-    return found
+    means: np.ndarray = (counts @ kinds).mean(axis=1) / tasks
+    return means
 
 
 def p_value(gains: np.ndarray, least: float = 0.0) -> float:
@@ -79,7 +79,7 @@ def _tail(t: float, freedom: int) -> float:
     angles = np.linspace(np.arctan(t / freedom**0.5), np.pi / 2, 4_001)
     every = np.linspace(-np.pi / 2, np.pi / 2, 8_001)
     above, all_of_it = (
-        np.trapezoid(np.cos(each) ** (freedom - 1), each) for each in (angles, every)
+        np.trapezoid(np.cos(grid) ** (freedom - 1), grid) for grid in (angles, every)
     )
     return float(above / all_of_it)
 
@@ -106,16 +106,16 @@ def rank_p_value(one: Sequence[float], two: Sequence[float]) -> float:
     """Two-sided and exact: the share of all orders of `two` whose correlation of ranks is at least as far from 0."""
     ranks = _ranks(two)
     orders = np.array(list(permutations(range(len(two)))))
-    found = np.abs(_rank_products(_ranks(one), ranks[orders]))
-    own = np.abs(_rank_products(_ranks(one), ranks[None]))[0]
-    return float((found >= own - 1e-9).mean())
+    permuted = np.abs(_rank_products(_ranks(one), ranks[orders]))
+    observed = np.abs(_rank_products(_ranks(one), ranks[None]))[0]
+    return float((permuted >= observed - 1e-9).mean())
 
 
 def _ranks(values: Sequence[float]) -> np.ndarray:
     """Ranks from 0; equal values share the mean of theirs."""
-    given = np.asarray(values)
-    below = (given[:, None] > given).sum(axis=1)
-    return np.asarray(below + ((given[:, None] == given).sum(axis=1) - 1) / 2)
+    numbers = np.asarray(values)
+    below = (numbers[:, None] > numbers).sum(axis=1)
+    return np.asarray(below + ((numbers[:, None] == numbers).sum(axis=1) - 1) / 2)
 
 
 def _rank_products(one: np.ndarray, orders: np.ndarray) -> np.ndarray:

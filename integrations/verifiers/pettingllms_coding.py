@@ -1,6 +1,6 @@
 """The environment `coding` of pettingllms for verifiers: `vf-eval pettingllms-coding`."""
 
-from pettingllms.contrib.bridges.verifiers_env import plugin
+from pettingllms_verifiers import plugin
 
 CodingTaskset, CodingEnv, AskOnce = plugin("coding")
 

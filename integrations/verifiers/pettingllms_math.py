@@ -1,6 +1,6 @@
 """The environment `math` of pettingllms for verifiers: `vf-eval pettingllms-math`."""
 
-from pettingllms.contrib.bridges.verifiers_env import plugin
+from pettingllms_verifiers import plugin
 
 MathTaskset, MathEnv, AskOnce = plugin("math")
 

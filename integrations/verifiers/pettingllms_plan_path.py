@@ -1,6 +1,6 @@
 """The environment `plan_path` of pettingllms for verifiers: `vf-eval pettingllms-plan-path`."""
 
-from pettingllms.contrib.bridges.verifiers_env import plugin
+from pettingllms_verifiers import plugin
 
 PlanPathTaskset, PlanPathEnv, AskOnce = plugin("plan_path")
 

@@ -1,6 +1,6 @@
 """The environment `sokoban` of pettingllms for verifiers: `vf-eval pettingllms-sokoban`."""
 
-from pettingllms.contrib.bridges.verifiers_env import plugin
+from pettingllms_verifiers import plugin
 
 SokobanTaskset, SokobanEnv, AskOnce = plugin("sokoban")
 

@@ -1,6 +1,6 @@
 """The environment `sudoku` of pettingllms for verifiers: `vf-eval pettingllms-sudoku`."""
 
-from pettingllms.contrib.bridges.verifiers_env import plugin
+from pettingllms_verifiers import plugin
 
 SudokuTaskset, SudokuEnv, AskOnce = plugin("sudoku")
 

@@ -113,17 +113,8 @@ def _summary(docstring: str | None) -> str:
 
 
 def _show(options: argparse.Namespace) -> int:
-    print(explained(options.name))
-    return 0
-
-
-def explained(name: str) -> str:
-    """Returns what there is to know before making an environment: what it is, and its arguments.
-
-    Raises:
-        UnknownNameError: no environment of that name.
-        ConfigError: it cannot be made.
-    """
+    """Prints what there is to know before making an environment: what it is, and its arguments."""
+    name = options.name
     width = min(shutil.get_terminal_size().columns, 100)
     maker: Any = creator_of(name)
     # A maker with **kwargs does not say what it takes; the class of what it makes does.
@@ -152,7 +143,8 @@ def explained(name: str) -> str:
         lines += textwrap.wrap(
             argument.about, width, initial_indent=indent, subsequent_indent=indent
         )
-    return "\n".join(lines)
+    print("\n".join(lines))
+    return 0
 
 
 def _check(options: argparse.Namespace) -> int:

@@ -176,9 +176,6 @@ class OptionParser(CommandParser):
         self.add_argument("-h", "--help", action="store_true", help="Print this help and exit")
         if self._rare:
             self.add_argument("--help-all", action="store_true", help="Print all options and exit")
-        if "env" in self.fields:
-            about = "Print the arguments of an environment, for --env-args, and exit"
-            self.add_argument("--help-env", metavar="NAME", help=about)
         self.add_argument("--config", metavar="FILE", help="YAML file with any of these settings")
         groups: dict[str, argparse._ArgumentGroup] = {}
         for field in fields:
@@ -234,11 +231,6 @@ class OptionParser(CommandParser):
         for name in self._several:
             if isinstance(words := getattr(namespace, name), list):
                 setattr(namespace, name, ",".join(words))
-        if (env := vars(namespace).get("help_env")) is not None:
-            from pettingllms.cli.envs import explained
-
-            print(explained(env), flush=True)
-            sys.exit()
         everything = vars(namespace).get("help_all")
         if namespace.help or everything:
             print(self._help(namespace, () if everything else self._rare), end="", flush=True)

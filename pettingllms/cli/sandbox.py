@@ -172,11 +172,11 @@ def _doctor(_: argparse.Namespace) -> int:
 
 
 def _build(options: argparse.Namespace) -> int:
-    from pettingllms.sandbox import docker, docker_image
+    from pettingllms.sandbox import docker
 
     packages = tuple(name.strip() for name in options.packages.split(",") if name.strip())
     with contextlib.closing(docker.connect()) as client:
-        print(docker_image.build_image(client, packages=packages, base=options.base))
+        print(docker.build_image(client, packages=packages, base=options.base))
     return 0
 
 

@@ -195,8 +195,7 @@ def _front(options: ServeOptions, listening: socket.socket) -> Answer:
         ConfigError: the key cannot be read.
         ModuleNotFoundError: a package for serving is missing.
     """
-    from pettingllms.serving.app import application
-    from pettingllms.serving.run import serve
+    from pettingllms.serving.app import application, serve
 
     key = _key(options)
 

@@ -23,6 +23,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import init_device_mesh
 
 from pettingllms.assembly import EnvSource, build_policies, make_env, with_rewards
+from pettingllms.distributed.ranks import ShardedATGRPO, loaded_on_cpu
 from pettingllms.envs.reward_funcs import reward_functions
 from pettingllms.errors import ConfigError
 from pettingllms.policies.policy_set import PolicySet
@@ -36,7 +37,6 @@ from pettingllms.trainers.method import Casting, Method
 from pettingllms.trainers.metrics import Clock
 from pettingllms.trainers.per_policy import own_settings
 from pettingllms.trainers.play import Player
-from pettingllms.trainers.sharded import ShardedATGRPO, loaded_on_cpu
 from pettingllms.types import Task
 
 Arrays = dict[str, np.ndarray[Any, Any]]

@@ -31,9 +31,8 @@ from pettingllms.distributed.ranks import Ranks
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.batch import PolicyBatch
-from pettingllms.trainers.dynamic_sampling import tasks_of_batch
 from pettingllms.trainers.metrics import Clock
-from pettingllms.trainers.play import shards
+from pettingllms.trainers.play import shards, tasks_of_batch
 from pettingllms.types import Task
 
 References = dict[str, tuple[int, Any]]

@@ -26,6 +26,7 @@ Version history: v0.
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import threading
@@ -35,10 +36,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
-from pettingllms.data.programs import load_rows
+from pettingllms.data.dataset import Kind, Schema, load_source
+from pettingllms.data.rows import Row, label
 from pettingllms.envs import arguments
 from pettingllms.envs.base import TextEnv, metadata_of
 from pettingllms.envs.files import importable
@@ -48,6 +51,41 @@ from pettingllms.envs.records import Outcome
 from pettingllms.errors import ConfigError, UnknownNameError
 from pettingllms.registry import resolve
 from pettingllms.types import role_of
+
+# ------------------------------------------------------------------------------- files of tasks
+# Tasks of a program: the rows of a file, unchanged.
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramTask:
+    """A row of a data set."""
+
+    id: str
+    row: Mapping[str, Any]
+
+    @property
+    def text(self) -> str:
+        """The row as JSON."""
+        return json.dumps(self.row, sort_keys=True, default=str)
+
+
+def _read(row: Row, name: str) -> ProgramTask:
+    return ProgramTask(label(row, "id") or name, dict(row))
+
+
+TASKS: Kind[ProgramTask] = Kind(
+    name="program",
+    schemas={"rows": Schema("any", _read, lambda _: True)},
+    own="rows",
+    text=lambda task: task.text,
+    key=lambda task: task.text,
+    prose=False,
+)
+
+
+load_rows = partial(load_source, TASKS)
+"""Loads the tasks of a program; see `pettingllms.data.dataset.load_source`."""
+
 
 _MOST_CALLS_SEEN = 64
 """Of the first task, played with empty replies to see which roles there are."""

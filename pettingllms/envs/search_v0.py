@@ -84,7 +84,6 @@ from pettingllms.data.questions import Passage, Question
 from pettingllms.envs import arguments
 from pettingllms.envs.base import Outcome, metadata_of
 from pettingllms.envs.parsing import ParseError
-from pettingllms.envs.search_library import library
 from pettingllms.envs.search_text import (
     Call,
     Lookup,
@@ -94,7 +93,7 @@ from pettingllms.envs.search_text import (
     parse_reply,
     small_prompt,
 )
-from pettingllms.envs.search_tools import CALLERS, parse_tool_reply, tool_prompt
+from pettingllms.envs.search_tools import CALLERS, library, parse_tool_reply, tool_prompt
 from pettingllms.envs.team_env import Prompt, TeamEnv
 from pettingllms.errors import ConfigError
 from pettingllms.grading.short_answers import (
@@ -207,7 +206,7 @@ class raw_env(TeamEnv):
         super().__init__(roles=ROLES[topology], rewards=rewards, **kwargs)
         self.topology = topology
         if topology == "nested":
-            # Methods for calls find the caller here (`pettingllms.methods.calls`).
+            # Methods for calls find the caller here (`pettingllms.methods.m_grpo`).
             self.metadata = {**self.metadata, "caller": "planner_0"}
         if not 1 <= top <= MOST_TOP:
             raise ConfigError(f"top must be between 1 and {MOST_TOP}, got {top}")

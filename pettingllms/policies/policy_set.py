@@ -24,8 +24,8 @@ from pettingllms.errors import (
     did_you_mean,
 )
 from pettingllms.models.shared_prompts import enabled
+from pettingllms.policies.base_model import context_of
 from pettingllms.policies.chat import Chat
-from pettingllms.policies.context import context_of
 from pettingllms.policies.packing import Batch, batch_logprobs, last_states, microbatches
 from pettingllms.policies.roles import own_names
 from pettingllms.samplers.api import ApiPartners

@@ -1,33 +1,22 @@
 """`--report-to`: the numbers of a run in TensorBoard, Weights & Biases or Trackio as well.
 
-Each is used through its own library, imported only where it is asked for. The run folder's
+Each is used through accelerate's tracker, imported only where it is asked for. The run folder's
 metrics.jsonl holds the same numbers in any case.
 """
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pettingllms.errors import ConfigError, did_you_mean
 
 MODULES = {"tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio"}
 """Name -> the module that must be installed; also its name on PyPI."""
 PROJECT = "pettingllms"
-
-
-class Tracker(Protocol):
-    """A destination of the numbers of a run."""
-
-    def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Adds the numbers of a step."""
-
-    def close(self) -> None:
-        """Writes out what is pending."""
 
 
 def tracker_names(report_to: str) -> list[str]:
@@ -50,53 +39,34 @@ def tracker_names(report_to: str) -> list[str]:
 
 def open_trackers(
     names: Sequence[str], run: Path, config: Mapping[str, Any], step: int
-) -> list[Tracker]:
-    """Opens the trackers for a run that stands at `step`."""
-    return [
-        TensorBoard(run, step) if name == "tensorboard" else Online(name, run, config)
-        for name in names
-    ]
+) -> list[Any]:
+    """Opens accelerate's trackers for a run that stands at `step`; they have `log` and `finish`.
 
+    TensorBoard's files are in the run folder, and lose what came after the checkpoint.
+    """
+    if not names:
+        return []
+    from accelerate import PartialState
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
-class TensorBoard:
-    """Event files in the run folder. On resuming, what came after the checkpoint is discarded."""
-
-    def __init__(self, run: Path, step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        purge = step + 1 if step else None
-        self._writer = SummaryWriter(str(run / "tensorboard"), purge_step=purge)
-
-    def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Adds the numbers of a step."""
-        for name, number in numbers.items():
-            self._writer.add_scalar(name, number, step)
-
-    def close(self) -> None:
-        """Writes out what is pending."""
-        self._writer.close()
-
-
-class Online:
-    """Weights & Biases, or Trackio, which has the same functions."""
-
-    def __init__(self, name: str, run: Path, config: Mapping[str, Any]) -> None:
-        self._library = importlib.import_module(MODULES[name])
-        label = run.resolve().name
+    PartialState()  # trackers log only once it is there
+    label = run.resolve().name
+    online = {"run_name": PROJECT, "name": label, "config": dict(config), "resume": "allow"}
+    settings: dict[str, dict[str, Any]] = {
+        "tensorboard": {
+            "run_name": "tensorboard",
+            "logging_dir": str(run),
+            "purge_step": step + 1 if step else None,
+        },
         # Trackio finds a run by its name, wandb by its id; a resumed run continues its curves by
         # them.
-        identity = {"id": label} if name == "wandb" else {}
-        self._library.init(
-            project=PROJECT, name=label, config=dict(config), resume="allow", **identity
-        )
-
-    def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Adds the numbers of a step."""
-        self._library.log(dict(numbers), step=step)
-
-    def close(self) -> None:
-        """Writes out what is pending."""
-        self._library.finish()
+        "trackio": online,
+        "wandb": online | {"id": label},
+    }
+    trackers = [LOGGER_TYPE_TO_CLASS[name](**settings[name]) for name in names]
+    for tracker in trackers:
+        tracker.start()
+    return trackers
 
 
 def numbers_only(row: Mapping[str, Any]) -> dict[str, float]:

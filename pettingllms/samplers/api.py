@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
@@ -26,7 +27,6 @@ from typing import Unpack
 from pettingllms.errors import SamplerUnavailable
 from pettingllms.samplers.api_call import ApiCall, ApiSettings, Refused, Trouble
 from pettingllms.samplers.base import PARTNER, SampleSettings, SamplingParams, is_partner
-from pettingllms.samplers.control_tokens import without_control_tokens, without_ending
 from pettingllms.samplers.replies import ApiReply, BudgetSpent, Cost, ReplyLog
 from pettingllms.types import Completion, Request, policy_of
 
@@ -251,3 +251,44 @@ def _completion(request: Request, reply: ApiReply) -> Completion:
 def _estimate(prompt: int, text: str) -> Cost:
     """Estimates the cost of a reply where the server does not report it."""
     return Cost(prompt, len(text.encode("utf-8", "replace")) // _BYTES_PER_TOKEN + 1, True)
+
+
+# ------------------------------------------------------------------------------- control tokens
+# Control tokens spelled out in texts that pass between models whose tokenizers are not known here.
+#
+# A model's reply becomes part of the prompts of other roles. Servers read `<|im_start|>` in a message
+# as the token that opens a turn. `Chat` breaks up what is special to a tokenizer that is loaded here;
+# this does it for those of the usual families of models.
+
+
+_SPELLINGS = (
+    r"<[|｜][^<>|｜\n]{1,60}[|｜]>",  # <|im_start|>, <|eot_id|>
+    r"</?s>|<(?:bos|eos|pad|unk)>",
+    r"<(?:start|end)_of_turn>",
+    r"\[/?INST\]|<</?SYS>>|\[/?(?:AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|SYSTEM_PROMPT)\]",
+)
+_CONTROL = re.compile("|".join(_SPELLINGS))
+_ENDINGS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<|endoftext|>", "</s>", "<end_of_turn>")
+
+
+def without_control_tokens(text: str) -> str:
+    """The text with a space after the first character of each control token.
+
+    Lone surrogates, which no tokenizer takes, become `?`.
+    """
+    plain = text.encode("utf-8", "replace").decode("utf-8")
+    return _CONTROL.sub(lambda match: f"{match[0][0]} {match[0][1:]}", plain)
+
+
+def without_ending(text: str) -> str:
+    """The text without the tokens of the end of a turn that some servers leave at its end."""
+    end = len(text)
+    while True:
+        last = end
+        while last and text[last - 1].isspace():
+            last -= 1
+        ending = next((token for token in _ENDINGS if text.endswith(token, 0, last)), None)
+        if ending is None:
+            break
+        end = last - len(ending)
+    return text if end == len(text) else text[:end].rstrip()

@@ -173,7 +173,7 @@ def _embedded() -> Iterator[Finding]:
 
 
 def _docker() -> Iterator[Finding]:
-    from pettingllms.sandbox import docker, docker_image
+    from pettingllms.sandbox import docker
 
     try:
         client = docker.connect()
@@ -186,7 +186,7 @@ def _docker() -> Iterator[Finding]:
     with contextlib.closing(client):
         version = client.version()
         yield Finding("engine", "ok", f"{version.get('Version')}, API {client.api.api_version}")
-        name = docker_image.image_name()
+        name = docker.image_name()
         tags = [tag for image in client.images.list() for tag in image.tags]
     # The names of images with packages begin with this one.
     ours = [tag for tag in tags if tag.startswith(f"{name}")]

@@ -201,12 +201,12 @@ class SharedRuns:
                     rows[program] = [new.get(c) or self._known[program, c] for c in cases]
         return [rows[program] for program in programs]
 
-    def within(self, limits: Limits, *, end_at_limit: bool = True) -> SharedRuns:
+    def within(self, limits: Limits) -> SharedRuns:
         """Returns runs within other limits, which know the same shared results.
 
         Those were found within `SHARED_CPU_S`, or less where the limits here are shorter.
         """
-        other = SharedRuns(self._sandbox, limits, end_at_limit=end_at_limit)
+        other = SharedRuns(self._sandbox, limits)
         other._known, other._tried = self._known, self._tried
         return other
 

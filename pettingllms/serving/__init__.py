@@ -2,7 +2,7 @@
 
     requests    what a body may hold, and what it asks for
     worker      one thread that samples for all requests at once
-    choices     text from tokens: pieces of a stream, stop strings, log-probabilities
+    completing  a request as its job: text from tokens, pieces of a stream, stop strings
     wire        answers in OpenAI's form, whole or as server-sent events
     team        `model="team"`: the whole team plays on a question
     app         the HTTP interface on top of these

@@ -11,23 +11,26 @@ POST  /tokenize, /detokenize  count tokens with the served model's own tokenizer
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import socket
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Protocol
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from pettingllms.envs.questions import PLACE, RolePrompt
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 from pettingllms.serving.http import EventStream, body_of, guarded, refused, unless_gone
 from pettingllms.serving.requests import MESSAGES, PROMPT, TEAM, RequestReader, plain
-from pettingllms.serving.team import TeamPlayer
-from pettingllms.serving.team_stream import TeamAnswer
+from pettingllms.serving.team import TeamAnswer, TeamPlayer
 
 
 class TeamServer(Protocol):
@@ -172,3 +175,80 @@ def application(server: TeamServer, key: str | None) -> Starlette:
         ],
         lifespan=lifespan,
     )
+
+
+# ----------------------------------------------------------------------------------- the server
+# Runs an application until a signal asks the process to stop, and not much longer.
+
+
+FINISH_SECONDS = 1.0
+"""What requests in progress get to finish."""
+STOP_SECONDS = 3
+"""When connections that are still open are cut."""
+
+
+HEADER_SECONDS = 10.0
+"""Time for the headers of a request to arrive, from the connection or its first byte on."""
+
+
+class HeadersInTime(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """Closes connections whose headers never come, which uvicorn would keep."""
+
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Begins to wait for a request."""
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """Reads; of a request that has begun the handler decides."""
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Ends the wait."""
+        super().connection_lost(exc)
+        if self._late is not None:
+            self._late.cancel()
+
+    def _watch(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:  # between requests, or in headers
+            if self._late is None:
+                self._late = self.loop.call_later(HEADER_SECONDS, self.transport.close)
+        elif self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+
+class _Server(uvicorn.Server):
+    """Ends the requests in progress a while after it was asked to stop."""
+
+    def __init__(self, config: uvicorn.Config, end_requests: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._end_requests = end_requests
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stops listening, and waits for the requests to end."""
+        # uvicorn waits for requests to end, and streams of long completions do not by themselves.
+        asyncio.get_running_loop().call_later(FINISH_SECONDS, self._end_requests)
+        await super().shutdown(sockets)
+
+
+def serve(
+    application: Starlette, listening: socket.socket, end_requests: Callable[[], None]
+) -> None:
+    """Serves until SIGINT or SIGTERM, which is raised again at the end.
+
+    Args:
+        application: what is served.
+        listening: the socket.
+        end_requests: called from the event loop to give the requests in progress an early end.
+    """
+    settings = uvicorn.Config(
+        application,
+        http=HeadersInTime,
+        log_level="warning",
+        timeout_graceful_shutdown=STOP_SECONDS,
+    )
+    _Server(settings, end_requests).run(sockets=[listening])

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from pettingllms.errors import ConfigError, PettingLLMsError, UnknownNameError
@@ -125,7 +125,7 @@ async def unless_gone(request: Request, answer: Awaitable[Response]) -> Response
         await _cancelled(task, gone)
 
 
-class Streamed(Response):
+class Streamed(StreamingResponse):
     """An answer that comes in parts; `close` is called when the last one is sent, or the client leaves.
 
     Args:
@@ -143,39 +143,28 @@ class Streamed(Response):
         status: int,
         kind: str,
     ) -> None:
-        self._parts, self._close = parts, close
-        self.status_code, self.background, self.media_type = status, None, kind
         # Proxies must neither keep events back nor change them.
-        self.init_headers({"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(parts, status, headers, kind)
+        self._close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the parts."""
-        del scope
-        sending = asyncio.ensure_future(self._send(send))
-        gone = asyncio.ensure_future(_gone(receive))
+        """Sends the parts; a client that has left gets no error."""
         try:
-            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
-            # Raises what sending raised; a client that has left gets no error.
-            if sending.done():
-                sending.result()
+            await super().__call__(scope, receive, send)
         finally:
             # Not in the source itself, which may not even have begun.
-            closing = self._close()
-            await _cancelled(sending, gone)
-            if closing is not None:
+            if (closing := self._close()) is not None:
                 await closing
 
-    async def _send(self, send: Send) -> None:
-        headers = self.raw_headers
-        await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
+    async def stream_response(self, send: Send) -> None:
+        """Sends the parts, and an error of ours as the last of them."""
         try:
-            async for chunk in self._parts:
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await super().stream_response(send)
         except PettingLLMsError as error:
             # The status has been sent; clients look for `error` in the events.
             event = wire.event(wire.error(str(error), status_of(error)))
-            await send({"type": "http.response.body", "body": event, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await send({"type": "http.response.body", "body": event, "more_body": False})
 
 
 class EventStream(Streamed):

@@ -23,7 +23,7 @@ from pettingllms.policies.chat import Chat
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.samplers.base import SamplingParams
 from pettingllms.samplers.vllm_process import ServerError, VllmEndpoint, completion_body
-from pettingllms.serving.choices import TextStream
+from pettingllms.serving.completing import TextStream
 from pettingllms.serving.http import Streamed, unless_gone
 from pettingllms.serving.requests import MESSAGES, RequestReader, flag
 from pettingllms.serving.team import TeamPlayer

@@ -11,11 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pettingllms.envs.program_calls import message_of
-from pettingllms.policies.chat import Chat
-from pettingllms.policies.native_calls import from_gemma, from_harmony
+from pettingllms.policies.chat import Chat, from_gemma, from_harmony
 from pettingllms.samplers.continuous import Token
-from pettingllms.serving.choices import Choice
-from pettingllms.serving.completing import Piece
+from pettingllms.serving.completing import Choice, Piece
 from pettingllms.serving.requests import MESSAGES, CompletionRequest
 
 DONE = b"data: [DONE]\n\n"

@@ -34,13 +34,11 @@ from pettingllms.rollout.episode import AnyEnv
 from pettingllms.rollout.trajectory import Trajectory, check_room, in_order, with_advantages
 from pettingllms.trainers.batch import PolicyBatch, policy_batches
 from pettingllms.trainers.config import ATGRPOConfig, resolve
-from pettingllms.trainers.dynamic_sampling import sampled
-from pettingllms.trainers.losses import policy_loss
+from pettingllms.trainers.losses import RoleGradients, policy_loss
 from pettingllms.trainers.method import Casting, Method
 from pettingllms.trainers.metrics import Clock, LossMeter, rollout_metrics
 from pettingllms.trainers.per_policy import trained_settings
-from pettingllms.trainers.play import Player
-from pettingllms.trainers.role_gradients import RoleGradients
+from pettingllms.trainers.play import Player, sampled
 from pettingllms.trainers.schedule import advance, last_step, optimization
 from pettingllms.types import Advantage, Group, Task
 
@@ -134,7 +132,7 @@ class ATGRPO:
     Args:
         config: settings; those that follow from the model and the environment may be open.
         env: a template, copied for every task and never stepped itself.
-        policies: of the roles; `load_policies` makes them.
+        policies: of the roles; `pettingllms.assembly.build_policies` makes them.
         method: a class or an instance, in place of the one that `config` names.
         callbacks: called after every step of `train`; see `pettingllms.trainers.callbacks`.
     """

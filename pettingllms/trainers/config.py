@@ -73,7 +73,8 @@ class ATGRPOConfig:
     )
     env_args: Mapping[str, Any] = task_setting(
         {},
-        "Arguments of the environment as JSON, or one by one: --env-args.max_turns 2",
+        "Arguments of the environment (pettingllms-envs show NAME lists them) as JSON, or one by one: "
+        "--env-args.max_turns 2",
         shared="run",
     )
     dataset: str | None = task_setting(

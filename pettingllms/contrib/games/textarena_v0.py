@@ -36,13 +36,9 @@ import numpy as np
 
 from pettingllms.contrib.games.game_env import GameEnv, seat_roles
 from pettingllms.contrib.games.generators import Generators, private, seeded
-from pettingllms.contrib.games.textarena_games import (
-    DOWNLOAD,
-    game_of,
-)
 from pettingllms.envs import arguments
 from pettingllms.envs.base import metadata_of
-from pettingllms.errors import CloneError, ConfigError
+from pettingllms.errors import CloneError, ConfigError, UnknownNameError, did_you_mean
 
 logger = logging.getLogger(__name__)
 
@@ -358,3 +354,50 @@ def _copy(game: Any) -> Any:
         return copy.deepcopy(game)
     except Exception as error:
         raise CloneError(f"{type(game).__name__} cannot be copied: {error!r:.300}") from error
+
+
+# ---------------------------------------------------------------------------------------- games
+# TextArena's games by name: which there are, how many play, and what opening one needs.
+#
+# TextArena (https://github.com/LeonGuertler/TextArena) registers a game several times: with variants of its rules, and each
+# variant with other wrappers around what players see (`-raw`, `-train`). It says nowhere in code how many
+# players a game takes; a game refuses a wrong number when it is reset, or does not notice.
+
+
+INSTALL = "pip install 'pettingllms[textarena]'"
+DOWNLOAD = "python -m nltk.downloader words averaged_perceptron_tagger_eng"
+"""Fetches the word lists of NLTK that TextArena's word games read."""
+
+
+def registry() -> Mapping[str, Any]:
+    """TextArena's table of games.
+
+    Raises:
+        ConfigError: TextArena is not installed.
+    """
+    try:
+        # The import of TextArena draws from the global generator, which is the caller's.
+        with private(seeded(0)):
+            import textarena  # noqa: F401 - registers its games
+            from textarena.envs.registration import ENV_REGISTRY
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"TextArena's games need the package {error.name!r}: {INSTALL}"
+        ) from error
+    games: Mapping[str, Any] = ENV_REGISTRY
+    return games
+
+
+def game_of(name: str) -> Any:
+    """Finds a game by its id: an `EnvSpec` of TextArena.
+
+    Raises:
+        UnknownNameError: there is none; the text names the nearest.
+        ConfigError: TextArena is not installed.
+    """
+    games = registry()
+    if name in games:
+        return games[name]
+    # Variants of one game would take up all places among the suggestions.
+    plain = [game for game in games if not game.endswith(("-raw", "-train"))]
+    raise UnknownNameError(f"TextArena has no game {name!r}; {did_you_mean(name, plain)}")

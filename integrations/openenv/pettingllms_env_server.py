@@ -63,7 +63,7 @@ def parse(argv: Sequence[str]) -> EnvServerOptions:
 
 
 def _run(options: EnvServerOptions) -> int:
-    from pettingllms.contrib.bridges.openenv_server import ServerLimits, served
+    from pettingllms_openenv import ServerLimits, served
 
     limits = ServerLimits(options.max_sessions, options.max_age, options.max_message)
     import uvicorn  # OpenEnv brings it
