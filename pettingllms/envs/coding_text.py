@@ -5,14 +5,17 @@ No text that a model can write raises here or takes longer than its length.
 
 from __future__ import annotations
 
+import ast
+import builtins
 import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from pettingllms.data.asserts import Test
+from pettingllms.data.asserts import Test, parse
 from pettingllms.data.coding import CodingTask
+from pettingllms.data.rows import RowError
 from pettingllms.envs.coding_runs import has_assertions, passes
 from pettingllms.envs.parsing import ParseError
 from pettingllms.sandbox import RunResult
@@ -26,7 +29,8 @@ MAX_BLOCK_CHARS = 64_000
 SHOWN_CHARS = 400
 NOT_RUN = "nothing: the input is not valid, or too large"
 """What agents read instead of the output for an input that the reference cannot handle."""
-PYTHON_TAGS = ("", "python", "py", "python3", "py3")
+PYTHON_TAGS = ("python", "py", "python3", "py3")
+_DEFINING = (ast.FunctionDef, ast.ClassDef, ast.Lambda, ast.Import, ast.ImportFrom)
 
 # Possessive: an ordinary `*` would try every way to share a long line, in quadratic time.
 _OPENING = re.compile(
@@ -96,16 +100,52 @@ def _fenced(text: str) -> tuple[list[Block], list[str]]:
 
 
 def parse_program(text: str) -> str | ParseError:
-    """The last closed block of a reply that is Python or, where none is, that names no language."""
-    closed = [block for block in blocks(text) if block.tag in PYTHON_TAGS]
-    # What has no tag beside a program that has one is an example's output, or prose.
-    programs = [block.body for block in closed if block.tag] or [block.body for block in closed]
-    programs = [program for program in programs if program.strip()] or programs
+    """Returns the program of a reply: its last block of Python that can print or define something.
+
+    Untagged blocks count where no block is tagged as Python. The rest are outputs of examples,
+    complexities and calls. A tagged block that is not valid Python counts: its author sees the error.
+    """
+    closed = [inner for block in blocks(text) for inner in _unwrapped(block)]
+    closed = [block for block in closed if block.body.strip()] or closed
+    tagged = [block.body for block in closed if block.tag in PYTHON_TAGS]
+    programs = tagged or [block.body for block in closed if not block.tag]
     if not programs:
         return ParseError("no closed ```python block with a program")
+    if len(programs) > 1:
+        acting = [body for body in programs if _acts(body) or (tagged and _acts(body) is None)]
+        if not acting and not tagged:
+            return ParseError(
+                f"{len(programs)} untagged blocks, and none is clearly a program; write ```python"
+            )
+        programs = acting or programs
     if len(programs[-1]) > MAX_BLOCK_CHARS:
         return ParseError(f"the program is longer than {MAX_BLOCK_CHARS} characters")
     return programs[-1]
+
+
+def _unwrapped(block: Block) -> list[Block]:
+    """Returns the blocks inside a block that quotes a whole reply, or else the block itself."""
+    may_quote = "```" in block.body or "~~~" in block.body
+    if may_quote and (
+        block.tag in ("markdown", "md") or (not block.tag and _acts(block.body) is None)
+    ):
+        return blocks(block.body) or [block]
+    return [block]
+
+
+def _acts(body: str) -> bool | None:
+    """Returns whether a block can print or define something; None where it is not Python."""
+    if body.lstrip().startswith(">>>"):
+        return False  # a session, which shows calls and their results
+    try:
+        tree = parse(body[: MAX_BLOCK_CHARS + 1], "program")
+    except RowError:
+        return None
+    return any(
+        isinstance(node, _DEFINING)
+        or (isinstance(node, ast.Call) and getattr(node.func, "id", "") in vars(builtins))
+        for node in ast.walk(tree)
+    )
 
 
 def shown_to(role: str, task: CodingTask) -> CodingTask:
