@@ -1,11 +1,14 @@
 r"""Reads one expression in the notation of LaTeX, Python, SymPy or Unicode, and computes it as it reads.
 
-A letter is a variable, letters side by side are a product, and a subscript is part of its letter. Any word
-that is not known is prose, and two numbers side by side are not one. By default only rational numbers are read.
+A letter is a variable, letters side by side are a product, and a subscript is part of its letter. Before brackets
+without an operator (`a(n)`) a letter is a function, as `f` and `g` always are. `log(x)`, as programs print it, is
+`\ln x`; `\log x` has an unknown base. Any word that is not known is prose, and two numbers side by side are not one.
+By default only rational numbers are read.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from fractions import Fraction
 from numbers import Rational
@@ -13,27 +16,31 @@ from typing import Any
 
 MAX_BITS = 8000  # of a power
 _TRIG = "sin cos tan cot sec csc sinh cosh tanh coth sech csch"
-_FUNCTIONS = "exp log sqrt cbrt root floor ceiling sign re im conjugate factorial binomial gcd lcm Min Max Abs Rational"
-FUNCTIONS = {name: name for name in re.findall(r"\w+", f"{_TRIG} {_FUNCTIONS}")}
+_FUNCTIONS = "exp log sqrt cbrt root floor ceiling sign re im conjugate factorial binomial gcd lcm Min Max Abs Rational Log"
+OPERATORS = ("Sum", "Product", "Integral", "Limit")
+FUNCTIONS = {name: name for name in re.findall(r"\w+", f"{_TRIG} {_FUNCTIONS} {OPERATORS}")}
 FUNCTIONS |= {arc + n: f"a{n}" for n in re.findall(r"\w+", _TRIG) for arc in ("arc", "a")}
 FUNCTIONS |= {"ln": "log", "abs": "Abs", "min": "Min", "max": "Max", "Fraction": "Rational", "ceil": "ceiling", "binom": "binomial", "frac": "Rational"}  # fmt: skip
 CONSTANTS = {"pi": "pi", "infty": "oo", "oo": "oo", "infinity": "oo", "inf": "oo", "degree": "degree", "e": "E", "i": "I"}  # fmt: skip
 CONSTANTS |= {"R": "Reals", "Z": "Integers", "N": "Naturals", "Q": "Rationals", "C": "Complexes", "Reals": "Reals"}  # fmt: skip
 _GREEK = "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|upsilon|phi|chi|psi|omega|ell|Gamma|Delta|Theta|Lambda|Xi|Pi|Sigma|Phi|Psi|Omega|varepsilon|vartheta|varphi"
-_COUNTS = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen twenty"
+_COUNTS = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
+COUNT_WORDS = {word: n for n, word in enumerate(_COUNTS.split())} | {
+    word: 10 * n for n, word in enumerate(_TENS.split(), 2)
+}
 _FACTORS = """12 dozen 20 score 100 hundred 144 gross 1000 thousand 100000 lakh 1000000 million 10000000 crore 1000000000 billion 1000000000000 trillion 1/2 half 1/2 halve
 1/3 third 1/4 quarter 1/4 fourth 1/5 fifth 1/6 sixth 1/7 seventh 1/8 eighth 1/9 ninth 1/10 tenth 1/11 eleventh 1/12 twelfth 1/16 sixteenth 1/20 twentieth 1/100 percent 1/100 hundredth 1/1000 thousandth 1/1000000 millionth"""
 FACTOR_WORDS = {word + s: n for n, word in re.findall(r"(\S+) (\w+)", _FACTORS) for s in ("", "s")}
-NUMBER_WORDS = {word: str(n) for n, word in enumerate(_COUNTS.split())} | FACTOR_WORDS
 _NAMES = "|".join([_GREEK, *(name for name in CONSTANTS if len(name) > 1)])
-WORDS = {*FUNCTIONS, *NUMBER_WORDS, *_NAMES.split("|")}
+WORDS = {*FUNCTIONS, *COUNT_WORDS, *FACTOR_WORDS, *_NAMES.split("|")}
 
 # An exponent with a sign has two digits, as programs print it: `2e-1` is an expression.
 _NUMBER = r"(?:1|[0-9]*\.[0-9]+)[eE]-[0-9](?![0-9])|(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE](?:[-+][0-9]{2,4}|[0-9]{1,4})(?![0-9a-zA-Z.]))?"
 _LETTER = rf"(?:\\(?:{_NAMES}|[eiRZNQC])(?![a-zA-Z])|(?<![a-zA-Z])(?:{_NAMES})(?![a-zA-Z])|[a-zA-Z][0-9]*)(?: ?_ ?(?:\{{[^{{}}]*\}}|[a-zA-Z]|[0-9]+))?"
 _TOKEN = re.compile(
     rf" *(?:(?P<number>{_NUMBER})|\\?(?P<call>{'|'.join(FUNCTIONS)})(?![a-zA-Z])"
-    rf"|(?:\\|(?<![a-zA-Z]))(?P<word>{'|'.join(NUMBER_WORDS)})(?![a-zA-Z])|(?P<letter>{_LETTER})|(?P<sign>\*\*|\\[a-zA-Z]+|[^ ]))"
+    rf"|(?:\\|(?<![a-zA-Z]))(?P<word>{'|'.join(FACTOR_WORDS)})(?![a-zA-Z])|(?P<letter>{_LETTER})|(?P<sign>\*\*|\\[a-zA-Z]+|[^ ]))"
 )
 _PROGRAM = re.compile(r"(?<![a-zA-Z0-9_])[IE](?![a-zA-Z0-9_])|(?<=[0-9])j(?![a-zA-Z0-9])")
 _FUSED = re.compile(rf"[a-zA-Z]{{0,2}}(?:{'|'.join(FUNCTIONS)})")
@@ -135,7 +142,7 @@ class Expression:
             return self._name(text)
         if kind == "call":
             return self._function(FUNCTIONS[text])
-        return self._number(text if kind == "number" else NUMBER_WORDS[text])
+        return self._number(text if kind == "number" else FACTOR_WORDS[text])
 
     def _bracket(self) -> list[Any]:
         closing = _CLOSING.get(self._take(*_CLOSING), "none")
@@ -152,10 +159,21 @@ class Expression:
         index = re.sub(r"[^\w+-]|_", "", text.removeprefix("\\").removeprefix(name))
         if name in CONSTANTS and not index and (len(name) > 1 or name in "ei" or text[0] == "\\"):
             return self._call(CONSTANTS[name])
-        return self._call("Symbol", name.removeprefix("var") + (index and f"_{index}"))
+        symbol = name.removeprefix("var") + (index and f"_{index}")
+        if self._tokens[self._at][1] == "(" and (name in ("f", "g") or self._is_argument()):
+            return self._call("Function", symbol, *self._bracket())
+        return self._call("Symbol", symbol)
+
+    def _is_argument(self) -> bool:
+        """Returns whether the brackets that begin here hold numbers and letters without an operator."""
+        inside = itertools.takewhile(lambda token: token[1] != ")", self._tokens[self._at + 1 :])
+        return all(kind in ("number", "letter") or text == "," for kind, text in inside)
 
     def _function(self, name: str) -> Any:
         r"""A function: its arguments in brackets, or a product as in `\sin 2x`."""
+        if name in OPERATORS:  # its variable and bounds, then its body
+            bounds = self._bracket()
+            return self._call(name, self._product(), *bounds)
         after = [self._primary()] if self._take("_") else []
         if name == "sqrt" and self._tokens[self._at][1] == "[":
             name, after = "root", self._bracket()

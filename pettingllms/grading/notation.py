@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from pettingllms.grading.expressions import NUMBER_WORDS, WORDS, Expression, Unreadable
+from pettingllms.grading.expressions import COUNT_WORDS, FACTOR_WORDS, WORDS, Expression, Unreadable
 
 MAX_CHARS = 2000  # longer texts are equal only if they are the same text
 _WRAPPED = re.compile(r"(?s)\*+([^*]*)\*+|\*\*(.*)\*\*|__(.*)__|'([^']*)'|\"([^\"]*)\"|`+([^`]*)`+|\$\$?([^$]*)\$\$?|\\\[(.*)\\\]|\\\((.*)\\\)|(?:=|≈|\\approx(?![a-zA-Z]))+(.*)|\{([^{},:]+)\}|\\(?:boxed|fbox)\s*([0-9])|<b>(.*)</b>|[“‘]([^”’]*)[”’]|(.*[^.\\])(?:\.|\\+)")  # fmt: skip
@@ -27,7 +27,24 @@ _SIGNS = str.maketrans({
         "∅": r"\emptyset ", "±": r"\pm ", "∓": r"\mp ", "⟨": "(", "⟩": ")", "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ",
         "∨": r"\lor ", "∧": r"\land ", "∖": r"\setminus ", "’": "'", "ℝ": r"\R ", "\u200b": "", "\ufeff": "",
 })  # fmt: skip
-_BASES = NUMBER_WORDS | {"binary": "2", "octal": "8", "hex": "16", "hexadecimal": "16"}
+_BASES = {"binary": "2", "octal": "8", "hex": "16", "hexadecimal": "16"}
+_WORD = "|".join(COUNT_WORDS)
+_COUNT = rf"(?:(?:(?:twen|thir|for|fif|six|seven|eigh|nine)ty[ -](?!zero|ten|\w+ty|\w+teen|eleven|twelve))?(?:{_WORD})(?![a-z]))"
+_COUNTED = rf"(?i)\b{_COUNT}(?: hundred(?: (?:and )?{_COUNT})?)?(?: (?:thousand|million|billion)(?: (?:and )?{_COUNT}(?: hundred(?: (?:and )?{_COUNT})?)?)?)*"
+_BOUND = r"(\{(?:[^{}]|\{[^{}]*\})*\}|\\[a-z]+|\w)"
+
+
+def _counted(words: re.Match[str]) -> str:
+    """The number that words such as `three hundred and five` stand for."""
+    total = below = 0
+    for word in re.findall("(?!and)[a-z]+", words[0].lower()):
+        factor = int(FACTOR_WORDS.get(word, 1))
+        below = below * factor + COUNT_WORDS.get(word, 0)
+        if factor > 100:
+            total, below = total + below, 0
+    return str(total + below)
+
+
 _SIMPLER = [(re.compile(pattern), replacement) for pattern, replacement in (
         # Blanks or points between groups of three digits; not the `1 100/3` of a mixed number.
         (r"(?<![0-9.,])(?<![0-9.,]\s)[1-9][0-9]{0,2}(?:[ \u00a0\u2009\u202f~][0-9]{3})++(?! ?[0-9/])(?:,[0-9]+$)?", lambda found: re.sub(r"[\s~]", "", found[0]).replace(",", ".")),
@@ -38,8 +55,15 @@ _SIMPLER = [(re.compile(pattern), replacement) for pattern, replacement in (
         (r"\\(?:text(?:bf|it|rm|sf|normal)?|math(?:rm|bf|it|sf)|mbox|bbox|underline|ensuremath|operatorname)\s*\{([^{}]*)\}", r" \1 "), (r"\\?[%％]|(?<=[0-9}]) ?(?:per ?cent(?:age)?|pct)(?![a-zA-Z])", r"\\percent "),
         (r"\\[()\[\]]", ""), (r"\\(?:langle|l(?=floor|ceil)(\w+))(?![a-zA-Z])", r" \1("), (r"\\r(?:angle|floor|ceil)(?![a-zA-Z])", ")"), (r"\\[lr]?vert(?![a-zA-Z])", "|"), (r"\|((?! \()[^|]+)\|", r" Abs(\1)"),
         (r"\\lbrace(?![a-zA-Z])", r"\\{"), (r"\\rbrace(?![a-zA-Z])", r"\\}"), (r"(?<=[0-9]) ?degrees?(?![a-zA-Z])|\^ *\{? *\\circ(?![a-zA-Z]) *\}?", r"\\degree "),
+        # Of `\log` without a base, and of operators with bounds, the body follows. A binomial may be `n \choose k`.
+        (r"\\log(?! ?_| ?\{ ?\()|\blog(?= [a-zA-Z0-9\\])", r"\\Log "), (r"\b([fg]) ?\^ ?\{? ?(-?[0-9]) ?\}?(?= ?\()", r"\1_{\2}"), (r"\{?([^{}]*)\\choose(?![a-zA-Z])([^{}]*)\}?", r"\\binom{\1}{\2}"),
+        (r"^.*(?:\\(?:sum|prod) ?_ ?\{ ?i ?=|(?:Sum|Product)\(.*\(i, ).*$", lambda found: re.sub(r"(?<![\\a-zA-Z])i(?![a-zA-Z])", "i_1", found[0])),
+        (rf"\\(?:sum|(prod)) ?_ ?\{{ ?(\w+) ?= ?([^{{}}]*)\}} ?\^ ?{_BOUND}", lambda found: rf"\{'Product' if found[1] else 'Sum'}({found[2]}, {found[3]}, {found[4]})"),
+        (rf"\\int ?_ ?{_BOUND} ?\^ ?{_BOUND}((?:(?!\\int).)*?) ?d ?([a-z])(?![a-zA-Z])", r"\\Integral(\4, \1, \2) (\3)"),
+        (r"\\lim ?_ ?\{ ?(\w) ?(?:\\(?:to|rightarrow)(?![a-zA-Z])|->|→) ?([^{}^]*)(?:\^ ?\{? ?([+-]) ?\}?)? ?\}", lambda found: rf"\Limit({found[1]}, {found[2]}, {found[3] or ''}1)" if found[3] else rf"\Limit({found[1]}, {found[2]})"),
+        (r"^(Sum|Product|Integral)\((.+), \((\w+), ([^()]+), ([^()]+)\)\)$", r"\\\1(\3, \4, \5) (\2)"), (r"^Limit\((.+), (\w+), ([^(),]+)\)$", r"\\Limit(\2, \3, 1) (\1)"),
         (r"\\?\blog(10|2)(?=\()", r"\\log_{\1}"), (r"\\lg(?![a-zA-Z])", r"\\log_{10}"), (r"\\(sin|cos|tan|cot|sec|csc)(h?) ?\^ ?\{? ?-1 ?\}?", r"\\arc\1\2 "),
-        (r"(?<=[0-9)]) (squared|cubed|factorial)\b", lambda found: {"s": "^2", "c": "^3", "f": "!"}[found[1][0]]), (rf"\b({'|'.join(NUMBER_WORDS)})-(?=[a-z]{{3}})", r"\1 "),
+        (r"(?<=[0-9)]) (squared|cubed|factorial)\b", lambda found: {"s": "^2", "c": "^3", "f": "!"}[found[1][0]]), (rf"(?<=[a-z])-(?=(?:{'|'.join(FACTOR_WORDS)})\b)", " "), (_COUNTED, _counted),
         (r"\\leq?(?:slant)?(?![a-zA-Z])|=<", "<="), (r"\\geq?(?:slant)?(?![a-zA-Z])|=>", ">="), (r"\\neq?(?![a-zA-Z])|\\not *=", " !="), (r"\\lt(?![a-zA-Z])", "<"), (r"\\gt(?![a-zA-Z])", ">"), (r"\\approx(?![a-zA-Z])", "~"), (r"[:=]=|\\in(?![a-zA-Z])", "="), (r"^\\?\{ *\w+ *(?:= *\\R *)?(?:\\mid(?![a-zA-Z])|:|\|)([^{}]*[<>=][^{}]*?)\\?\}$", r"\1"), (r"\+ ?/ ?-", r"\\pm "), (r"^0(?=[1-9]:)", ""), (r"^(1[3-9]|2[0-3])(:[0-5][0-9])$", lambda found: f"{int(found[1]) - 12}{found[2]}pm"),
         # What SymPy and NumPy print; a matrix is a list of rows.
         (r"[(\[]?\s*\\begin\{([pbB]?matrix|smallmatrix|array)\}(?:\{[lcr| ]*\})?((?:(?!\\begin).)*?)(?:\\cr)?\s*\\end\{\1\}\s*[)\]]?", lambda found: f"[[{found[2].replace('&', ',')}]]".replace(r"\cr", "],[")),
@@ -52,7 +76,8 @@ _SIMPLER = [(re.compile(pattern), replacement) for pattern, replacement in (
         (r"^\(?([0-9][0-9A-Fa-f]*|[A-Fa-f]{2,}(?=.*(?:16|hex))|[A-F]{2,})\)?(?: ?_[ {(]*(?:base )?| \(?(?:in )?(?:base |(?=binary|octal|hex)))([0-9]{1,2}|[a-z]+)\b[ })]*$", lambda found: f"{found[1].upper()}_{_BASES.get(found[2], found[2])}"),
         (r"_10$", ""), (r"(?i)\b([0-9]{1,2})(:[0-9]{2})? ?([ap])\.? ?m\b\.?", lambda found: f"{found[1]}{found[2] or ':00'}{found[3].lower()}m"),
 )]  # fmt: skip
-_GROUPED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})++(?!,?[0-9])")
+# Also 1,00,000, as in India, where a group begins with 0: 12,34,567 may be three numbers.
+_GROUPED = re.compile(r"(?<![0-9.,])(?:[0-9]{1,3}(?:,[0-9]{3})++|[0-9]{1,2}(?:,[0-9]{2})*,0[0-9](?:,[0-9]{2})*,[0-9]{3})(?!,?[0-9])")
 _CHOICE = re.compile(r"^\(?([a-zA-Z])\)$")
 _BLANKS = re.compile(r"(?<![0-9])\s+|\s+(?![0-9\s])")
 
@@ -171,7 +196,7 @@ _UNITS = {
 _NO_UNITS = {*WORDS, *["not", "error", "nan", "infinite", "true", "false", "none", "for", "all", "and", "with", "mod", "modulo", "plus", "minus", "times", "over", "choose", "base", "negative", "less", "more", "than", "squared", "cubed", "undefined", "solution", "wrong", "right", "correct", "incorrect", "answer", "above", "below", "except", "but", "the", "are", "was", "too"]}  # fmt: skip
 _VALUE = re.compile(
     r"(?:[-+*/(){}0-9.,\s!^]|(?<=[0-9.])[eE](?=[-+]?[0-9])|\\(?:frac|sqrt|pi|times|cdot|percent)(?![a-zA-Z])"
-    rf"|(?:pi|sqrt|{'|'.join(NUMBER_WORDS)})(?![a-zA-Z]))*+(?<=[0-9.)}}!a-z ])"
+    rf"|(?:pi|sqrt|{'|'.join(FACTOR_WORDS)})(?![a-zA-Z]))*+(?<=[0-9.)}}!a-z ])"
 )
 _PART = re.compile(r"(/|per )? ?(?:(square|sq|cubic)\.? )?\\?([a-zA-Z]+|[$€£¥¢])\.?(?: ?\^ ?\{?(-?[1-3])\}?| (squared|cubed))? *")  # fmt: skip
 _POWERS = {None: 1, "square": 2, "sq": 2, "squared": 2, "cubic": 3, "cubed": 3}

@@ -22,7 +22,7 @@ from sympy import Rational, S
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from pettingllms.grading import notation
-from pettingllms.grading.expressions import Expression, Unreadable
+from pettingllms.grading.expressions import OPERATORS, Expression, Unreadable
 from pettingllms.grading.notation import Relation, cut, plain, split_list, split_relation
 from pettingllms.grading.symbolic import CPU_S, MEMORY_BYTES
 
@@ -131,6 +131,14 @@ def call(name: str, *args: Any) -> Any:
         raise Unreadable
     if name == "root" and args[0].is_negative and args[1].is_odd:
         return -sympy.root(-args[0], args[1])
+    if name == "Function":
+        return sympy.Function(args[0])(*args[1:])
+    if name == "Log":  # to a base that is not known, but always the same
+        return sympy.log(*args) * sympy.Symbol("unknown base")
+    if name == "Limit":
+        return sympy.Limit(*args[:3], {(1,): "+", (-1,): "-"}.get(args[3:], "+-")).doit()
+    if name in OPERATORS:
+        return getattr(sympy, name)(args[0], args[1:]).doit()
     found = getattr(sympy, name, None) or getattr(S, name)
     return found(*args) if args else found
 
