@@ -102,7 +102,6 @@ from pettingllms.grading.short_answers import (
     exact_match,
     f1,
     normal,
-    normal_words,
     telling,
 )
 from pettingllms.sandbox import Sandbox, SandboxSettings
@@ -439,8 +438,8 @@ def _tells(question: Question, task: str, report: str, passage: Passage) -> bool
     """Whether a worker's report gives something of a passage that its task did not have."""
     if not question.gold:
         return contains(report, question.answers)
-    new = {*normal_words(f"{passage.title} {passage.text}")} - {*normal_words(task)}
-    return any(len(w) > 3 or not w.isalpha() for w in new.intersection(normal_words(report)))
+    new = {*normal(f"{passage.title} {passage.text}").split()} - {*normal(task).split()}
+    return any(len(w) > 3 or not w.isalpha() for w in new.intersection(normal(report).split()))
 
 
 def _anchor(state: SearchState) -> str:

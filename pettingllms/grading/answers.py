@@ -16,13 +16,12 @@ from pettingllms.grading.notation import Items, plain, read_number, split_list, 
 from pettingllms.grading.symbolic import Grade, symbolic_equal
 
 MAX_ITEMS, MAX_NESTING, MAX_PAIRS = 32, 4, 1500  # pairs of items, also within sets of sets
-PLACES = 6  # decimal places, and digits of numbers below 1, to which a decimal stands for a number
 CPU_S = 2.0  # for all of SymPy's work on one answer; what is undecided by then is unequal
 Texts = Sequence[str]
 
 
-def grade(gold: str | Texts, answer: str, *, places: int = PLACES, strict: bool = False) -> Grade:
-    """Compares an answer, any text, with the reference; decimals to some places.
+def grade(gold: str | Texts, answer: str, *, strict: bool = False) -> Grade:
+    """Compares an answer, any text, with the reference; decimals to six places, and with `strict` to twelve.
 
     Several references are several answers, all of which are asked for, in any order. With `strict`
     a missing unit and other brackets count, so that answers fall into classes, whatever their order.
@@ -30,7 +29,7 @@ def grade(gold: str | Texts, answer: str, *, places: int = PLACES, strict: bool 
     golds = [gold] if isinstance(gold, str) else list(gold) if isinstance(gold, Sequence) else []
     if not golds or not all(isinstance(text, str) for text in (*golds, answer)):
         return Grade(False)
-    comparison = _Comparison(places, strict)
+    comparison = _Comparison(strict)
     if len(golds) == 1:
         return comparison.texts(golds[0], answer)
     items = split_list(plain(answer[: notation.MAX_CHARS]))
@@ -52,8 +51,8 @@ _PRODUCT = re.compile("(?!no$|on$)(?:[a-z]{2}|[b-df-hj-np-tv-z]{2,4})")  # not a
 class _Comparison:
     """Compares one answer: how precisely, and the CPU time that has gone into algebra so far."""
 
-    def __init__(self, places: int, strict: bool) -> None:
-        self.places, self.strict = places, strict
+    def __init__(self, strict: bool) -> None:
+        self.strict, self.places = strict, 12 if strict else 6
         self.pairs, self.cpu_s = 0, 0.0
 
     def texts(self, gold: str, answer: str, depth: int = 0) -> Grade:
@@ -101,14 +100,14 @@ class _Comparison:
             return Grade(False)
         if self.cpu_s > CPU_S:
             return Grade(False, "undecided", "SymPy took too long for the whole answer")
-        verdict = symbolic_equal(gold, answer, 12 if self.strict else self.places)
+        verdict = symbolic_equal(gold, answer, self.places)
         self.cpu_s += verdict.cpu_s
         return verdict._replace(cpu_s=0.0)
 
     def _numbers(self, gold: Expression, answer: Expression) -> Grade:
         """Exactly, or to some places where one is written as a decimal."""
         if self.strict:
-            return Grade(bool(round(gold.value, 12) == round(answer.value, 12)))
+            return Grade(bool(round(gold.value, self.places) == round(answer.value, self.places)))
         largest = min(Fraction(1), max(abs(gold.value), abs(answer.value)))
         allowed = largest / 10**self.places if gold.decimal or answer.decimal else 0
         return Grade(bool(abs(gold.value - answer.value) <= allowed))

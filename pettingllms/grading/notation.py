@@ -28,23 +28,8 @@ _SIGNS = str.maketrans({
         "∨": r"\lor ", "∧": r"\land ", "∖": r"\setminus ", "’": "'", "ℝ": r"\R ", "\u200b": "", "\ufeff": "",
 })  # fmt: skip
 _BASES = {"binary": "2", "octal": "8", "hex": "16", "hexadecimal": "16"}
-_WORD = "|".join(COUNT_WORDS)
-_COUNT = rf"(?:(?:(?:twen|thir|for|fif|six|seven|eigh|nine)ty[ -](?!zero|ten|\w+ty|\w+teen|eleven|twelve))?(?:{_WORD})(?![a-z]))"
-_COUNTED = rf"(?i)\b{_COUNT}(?: hundred(?: (?:and )?{_COUNT})?)?(?: (?:thousand|million|billion)(?: (?:and )?{_COUNT}(?: hundred(?: (?:and )?{_COUNT})?)?)?)*"
+_ONES, _TENS = "|".join([*COUNT_WORDS][1:10]), "|".join([*COUNT_WORDS][20:])
 _BOUND = r"(\{(?:[^{}]|\{[^{}]*\})*\}|\\[a-z]+|\w)"
-
-
-def _counted(words: re.Match[str]) -> str:
-    """The number that words such as `three hundred and five` stand for."""
-    total = below = 0
-    for word in re.findall("(?!and)[a-z]+", words[0].lower()):
-        factor = int(FACTOR_WORDS.get(word, 1))
-        below = below * factor + COUNT_WORDS.get(word, 0)
-        if factor > 100:
-            total, below = total + below, 0
-    return str(total + below)
-
-
 _SIMPLER = [(re.compile(pattern), replacement) for pattern, replacement in (
         # Blanks or points between groups of three digits; not the `1 100/3` of a mixed number.
         (r"(?<![0-9.,])(?<![0-9.,]\s)[1-9][0-9]{0,2}(?:[ \u00a0\u2009\u202f~][0-9]{3})++(?! ?[0-9/])(?:,[0-9]+$)?", lambda found: re.sub(r"[\s~]", "", found[0]).replace(",", ".")),
@@ -63,7 +48,10 @@ _SIMPLER = [(re.compile(pattern), replacement) for pattern, replacement in (
         (r"\\lim ?_ ?\{ ?(\w) ?(?:\\(?:to|rightarrow)(?![a-zA-Z])|->|→) ?([^{}^]*)(?:\^ ?\{? ?([+-]) ?\}?)? ?\}", lambda found: rf"\Limit({found[1]}, {found[2]}, {found[3] or ''}1)" if found[3] else rf"\Limit({found[1]}, {found[2]})"),
         (r"^(Sum|Product|Integral)\((.+), \((\w+), ([^()]+), ([^()]+)\)\)$", r"\\\1(\3, \4, \5) (\2)"), (r"^Limit\((.+), (\w+), ([^(),]+)\)$", r"\\Limit(\2, \3, 1) (\1)"),
         (r"\\?\blog(10|2)(?=\()", r"\\log_{\1}"), (r"\\lg(?![a-zA-Z])", r"\\log_{10}"), (r"\\(sin|cos|tan|cot|sec|csc)(h?) ?\^ ?\{? ?-1 ?\}?", r"\\arc\1\2 "),
-        (r"(?<=[0-9)]) (squared|cubed|factorial)\b", lambda found: {"s": "^2", "c": "^3", "f": "!"}[found[1][0]]), (rf"(?<=[a-z])-(?=(?:{'|'.join(FACTOR_WORDS)})\b)", " "), (_COUNTED, _counted),
+        (r"(?<=[0-9)]) (squared|cubed|factorial)\b", lambda found: {"s": "^2", "c": "^3", "f": "!"}[found[1][0]]), (rf"(?<=[a-z])-(?=(?:{'|'.join(FACTOR_WORDS)})\b)", " "),
+        # Numbers in words: `three hundred and five thousand` is `(3*100+5) thousand`.
+        (rf"(?i)(?:(?<![a-z] )|(?<=and )|(?<=hundred )|(?<=llion )|(?<=base )|(?<=minus )|(?<=negative ))\b(?:({_TENS})[ -](?=(?:{_ONES})\b))?({'|'.join(COUNT_WORDS)})(?![a-z])", lambda found: str(sum(COUNT_WORDS[word.lower()] for word in found.groups("zero")))),
+        (r"([0-9]+) hundred(?: and)? ([0-9]{1,2})(?![0-9])", r"(\1*100+\2)"), (r"(?<= )(thousand|million|billion)(?: and)? (?=[0-9(])", r"\1+"),
         (r"\\leq?(?:slant)?(?![a-zA-Z])|=<", "<="), (r"\\geq?(?:slant)?(?![a-zA-Z])|=>", ">="), (r"\\neq?(?![a-zA-Z])|\\not *=", " !="), (r"\\lt(?![a-zA-Z])", "<"), (r"\\gt(?![a-zA-Z])", ">"), (r"\\approx(?![a-zA-Z])", "~"), (r"[:=]=|\\in(?![a-zA-Z])", "="), (r"^\\?\{ *\w+ *(?:= *\\R *)?(?:\\mid(?![a-zA-Z])|:|\|)([^{}]*[<>=][^{}]*?)\\?\}$", r"\1"), (r"\+ ?/ ?-", r"\\pm "), (r"^0(?=[1-9]:)", ""), (r"^(1[3-9]|2[0-3])(:[0-5][0-9])$", lambda found: f"{int(found[1]) - 12}{found[2]}pm"),
         # What SymPy and NumPy print; a matrix is a list of rows.
         (r"[(\[]?\s*\\begin\{([pbB]?matrix|smallmatrix|array)\}(?:\{[lcr| ]*\})?((?:(?!\\begin).)*?)(?:\\cr)?\s*\\end\{\1\}\s*[)\]]?", lambda found: f"[[{found[2].replace('&', ',')}]]".replace(r"\cr", "],[")),
@@ -77,7 +65,9 @@ _SIMPLER = [(re.compile(pattern), replacement) for pattern, replacement in (
         (r"_10$", ""), (r"(?i)\b([0-9]{1,2})(:[0-9]{2})? ?([ap])\.? ?m\b\.?", lambda found: f"{found[1]}{found[2] or ':00'}{found[3].lower()}m"),
 )]  # fmt: skip
 # Also 1,00,000, as in India, where a group begins with 0: 12,34,567 may be three numbers.
-_GROUPED = re.compile(r"(?<![0-9.,])(?:[0-9]{1,3}(?:,[0-9]{3})++|[0-9]{1,2}(?:,[0-9]{2})*,0[0-9](?:,[0-9]{2})*,[0-9]{3})(?!,?[0-9])")
+_GROUPED = re.compile(
+    r"(?<![0-9.,])(?:[0-9]{1,3}(?:,[0-9]{3})++|[0-9]{1,2}(?:,[0-9]{2})*,0[0-9](?:,[0-9]{2})*,[0-9]{3})(?!,?[0-9])"
+)
 _CHOICE = re.compile(r"^\(?([a-zA-Z])\)$")
 _BLANKS = re.compile(r"(?<![0-9])\s+|\s+(?![0-9\s])")
 

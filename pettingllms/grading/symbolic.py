@@ -49,15 +49,15 @@ class _Grader:
         """Asks once more where the pair is not to blame for the loss of the worker."""
         with self.lock:
             for _ in range(0 if self.missing else 2):
-                reply, code = b"", None
+                line, code = b"", None
                 try:
-                    reply = self._reply(json.dumps(question).encode())
+                    line = self._answered(json.dumps(question).encode() + b"\n")
                 finally:
-                    # After Ctrl-C, too: the reply would be taken for that to the next question.
-                    if not reply:
+                    # After Ctrl-C, too: the line would be taken for that to the next question.
+                    if not line:
                         code = self.end()
-                if reply:
-                    equal, cpu_s = json.loads(reply)
+                if line:
+                    equal, cpu_s = json.loads(line)
                     return Grade(equal, "sympy", "", cpu_s)
                 if code == 1:  # Python could not import SymPy
                     self.missing = True
@@ -67,21 +67,16 @@ class _Grader:
             logger.info("undecided: %.80r and %.80r", *question[:2])
             return Grade(False, "undecided", MISSING if self.missing else TOO_LONG, CPU_S)
 
-    def _reply(self, question: bytes) -> bytes:
-        """The worker's line, empty if it has ended; kills one that hangs."""
+    def _answered(self, question: bytes) -> bytes:
+        """The worker's line, empty if it has ended or hangs."""
         if self.process is None:
             # With `-P` the folder of the script, whose modules have common names, is not searched.
             command = [sys.executable, "-P", str(Path(__file__).with_name("worker.py"))]
             pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
             self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL, **pipes)
         with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.write(question + b"\n")
-        if not wait([self.process.stdout], WALL_S):
-            self.process.kill()
-        reply = self.process.stdout.readline()
-        if not reply:
-            self.process.wait()
-        return bytes(reply)
+            self.process.stdin.write(question)
+        return bytes(wait([self.process.stdout], WALL_S) and self.process.stdout.readline())
 
     def end(self) -> int | None:
         """Kills the worker and returns how it ended; the next question starts another."""
@@ -89,7 +84,7 @@ class _Grader:
         if process is None:
             return None
         with process:
-            process.kill()
+            process.kill()  # one that has ended by itself keeps its code
         return int(process.returncode)
 
     def forget(self) -> None:
