@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from pettingllms.data.asserts import Test, parse
+from pettingllms.data.asserts import Test, is_python, parse
 from pettingllms.data.coding import CodingTask
 from pettingllms.data.rows import RowError
 from pettingllms.envs.coding_runs import has_assertions, passes
@@ -102,50 +102,39 @@ def _fenced(text: str) -> tuple[list[Block], list[str]]:
 def parse_program(text: str) -> str | ParseError:
     """Returns the program of a reply: its last block of Python that can print or define something.
 
-    Untagged blocks count where no block is tagged as Python. The rest are outputs of examples,
-    complexities and calls. A tagged block that is not valid Python counts: its author sees the error.
+    Untagged blocks count where none is tagged as Python. The others show outputs or calls. A tagged
+    block with a syntax error counts, too: its author is shown the error.
     """
-    closed = [inner for block in blocks(text) for inner in _unwrapped(block)]
-    closed = [block for block in closed if block.body.strip()] or closed
+    closed = [inner for block in blocks(text) for inner in _unquoted(block)]
     tagged = [block.body for block in closed if block.tag in PYTHON_TAGS]
-    programs = tagged or [block.body for block in closed if not block.tag]
-    if not programs:
+    bodies = tagged or [block.body for block in closed if not block.tag]
+    programs = [body for body in bodies if _acts(body, invalid=bool(tagged))]
+    if not bodies:
         return ParseError("no closed ```python block with a program")
-    if len(programs) > 1:
-        acting = [body for body in programs if _acts(body) or (tagged and _acts(body) is None)]
-        if not acting and not tagged:
-            return ParseError(
-                f"{len(programs)} untagged blocks, and none is clearly a program; write ```python"
-            )
-        programs = acting or programs
-    if len(programs[-1]) > MAX_BLOCK_CHARS:
+    if not programs and not tagged and len(bodies) > 1:
+        return ParseError("several blocks without a tag, none of them a program; write ```python")
+    program = (programs or bodies)[-1]
+    if len(program) > MAX_BLOCK_CHARS:
         return ParseError(f"the program is longer than {MAX_BLOCK_CHARS} characters")
-    return programs[-1]
+    return program
 
 
-def _unwrapped(block: Block) -> list[Block]:
-    """Returns the blocks inside a block that quotes a whole reply, or else the block itself."""
-    may_quote = "```" in block.body or "~~~" in block.body
-    if may_quote and (
-        block.tag in ("markdown", "md") or (not block.tag and _acts(block.body) is None)
-    ):
-        return blocks(block.body) or [block]
-    return [block]
+def _unquoted(block: Block) -> list[Block]:
+    """Returns the blocks inside of one that quotes a whole reply, else the block itself."""
+    quotes = block.tag in ("markdown", "md") or (not block.tag and not is_python(block.body))
+    return (quotes and blocks(block.body)) or [block]
 
 
-def _acts(body: str) -> bool | None:
-    """Returns whether a block can print or define something; None where it is not Python."""
-    if body.lstrip().startswith(">>>"):
-        return False  # a session, which shows calls and their results
+def _acts(body: str, invalid: bool) -> bool:
+    """Returns whether Python code can print or define something; `invalid` where it is not Python."""
+    if body.lstrip().startswith(">>>"):  # a session
+        return False
     try:
-        tree = parse(body[: MAX_BLOCK_CHARS + 1], "program")
+        nodes = [*ast.walk(parse(body[: MAX_BLOCK_CHARS + 1], "program"))]
     except RowError:
-        return None
-    return any(
-        isinstance(node, _DEFINING)
-        or (isinstance(node, ast.Call) and getattr(node.func, "id", "") in vars(builtins))
-        for node in ast.walk(tree)
-    )
+        return invalid
+    called = {getattr(node.func, "id", "") for node in nodes if isinstance(node, ast.Call)}
+    return bool(called & {*dir(builtins)}) or any(isinstance(node, _DEFINING) for node in nodes)
 
 
 def shown_to(role: str, task: CodingTask) -> CodingTask:
