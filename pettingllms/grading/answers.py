@@ -12,7 +12,7 @@ from fractions import Fraction
 
 from pettingllms.grading import notation
 from pettingllms.grading.expressions import WORDS, Expression
-from pettingllms.grading.notation import Items, plain, read_number, split_list, split_relation
+from pettingllms.grading.notation import plain, read_number, split_list, split_relation
 from pettingllms.grading.symbolic import Grade, symbolic_equal
 
 MAX_ITEMS, MAX_NESTING, MAX_PAIRS = 32, 4, 1500  # pairs of items, also within sets of sets
@@ -93,7 +93,11 @@ class _Comparison:
         gold_items = None if gold_number else split_list(gold)
         items = None if number else split_list(answer)
         if gold_items and items:
-            return self._items(gold_items, items, depth)
+            kinds = {gold_items.brackets, items.brackets}
+            ordered = kinds not in _SETS or (self.strict and "[]" in kinds)
+            if ordered and len(kinds) > 1 and (kinds not in _ALIKE or self.strict):
+                return Grade(False)
+            return self.lists(gold_items.items, items.items, ordered, depth)
         # One answer is not several, and in a vote a condition is no set.
         apart = self.strict and bool(split_relation(gold)) != bool(split_relation(answer))
         if (gold_items and number) or (items and gold_number) or apart:
@@ -111,13 +115,6 @@ class _Comparison:
         largest = min(Fraction(1), max(abs(gold.value), abs(answer.value)))
         allowed = largest / 10**self.places if gold.decimal or answer.decimal else 0
         return Grade(bool(abs(gold.value - answer.value) <= allowed))
-
-    def _items(self, gold: Items, answer: Items, depth: int) -> Grade:
-        kinds = {gold.brackets, answer.brackets}
-        ordered = kinds not in _SETS or (self.strict and "[]" in kinds)
-        if ordered and len(kinds) > 1 and (kinds not in _ALIKE or self.strict):
-            return Grade(False)
-        return self.lists(gold.items, answer.items, ordered, depth)
 
     def lists(self, gold: Texts, answer: Texts, ordered: bool = False, depth: int = 0) -> Grade:
         """Pairs each item of the reference with another item of the answer, or with the next."""

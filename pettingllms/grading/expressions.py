@@ -142,14 +142,11 @@ class Expression:
         if name in CONSTANTS and not index and (len(name) > 1 or name in "ei" or text[0] == "\\"):
             return self._call(CONSTANTS[name])
         symbol = name.removeprefix("var") + (index and f"_{index}")
-        if self._tokens[self._at][1] == "(" and (name in ("f", "g") or self._is_argument()):
+        argument = itertools.takewhile(lambda token: token[1] != ")", self._tokens[self._at + 1 :])
+        simple = all(kind in ("number", "letter") or text == "," for kind, text in argument)
+        if self._tokens[self._at][1] == "(" and (simple or name in ("f", "g")):
             return self._call("Function", symbol, *self._bracket())
         return self._call("Symbol", symbol)
-
-    def _is_argument(self) -> bool:
-        """Returns whether the brackets that begin here hold numbers and letters without an operator."""
-        inside = itertools.takewhile(lambda token: token[1] != ")", self._tokens[self._at + 1 :])
-        return all(kind in ("number", "letter") or text == "," for kind, text in inside)
 
     def _function(self, name: str) -> Any:
         r"""A function: its arguments in brackets, or a product as in `\sin 2x`."""

@@ -6,6 +6,7 @@ the rest is an expression. Everything is linear in the text, and numbers are bou
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import re
@@ -27,6 +28,8 @@ _SIGNS = str.maketrans({
         "∅": r"\emptyset ", "±": r"\pm ", "∓": r"\mp ", "⟨": "(", "⟩": ")", "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ",
         "∨": r"\lor ", "∧": r"\land ", "∖": r"\setminus ", "’": "'", "ℝ": r"\R ", "\u200b": "", "\ufeff": "",
 })  # fmt: skip
+_MACROS = dict(pair.split(":") for pair in [r"le:<=", r"leq:<=", r"leqslant:<=", r"ge:>=", r"geq:>=", r"geqslant:>=", r"lt:<", r"gt:>", r"approx:~", r"in:=", r"to:->", r"rightarrow:->", r"vert:|", r"lvert:|", r"rvert:|", r"lbrace:\{", r"rbrace:\}", r"langle:(", r"rangle:)", r"rfloor:)", r"rceil:)", r"emptyset:\{\}", r"varnothing:\{\}", r"dfrac:\frac", r"tfrac:\frac", r"cfrac:\frac", r"dbinom:\binom", r"tbinom:\binom", r"lg:\log_{10}"])  # fmt: skip
+_MACROS |= {"ne": " !=", "neq": " !=", "lfloor": " floor(", "lceil": " ceil("}
 _BASES = {"binary": "2", "octal": "8", "hex": "16", "hexadecimal": "16"}
 _ONES, _TENS = "|".join([*COUNT_WORDS][1:10]), "|".join([*COUNT_WORDS][20:])
 _BOUND = r"(\{(?:[^{}]|\{[^{}]*\})*\}|\\[a-z]+|\w)"
@@ -35,27 +38,27 @@ _SIMPLER = [(re.compile(pattern), replacement) for pattern, replacement in (
         (r"(?<![0-9.,])(?<![0-9.,]\s)[1-9][0-9]{0,2}(?:[ \u00a0\u2009\u202f~][0-9]{3})++(?! ?[0-9/])(?:,[0-9]+$)?", lambda found: re.sub(r"[\s~]", "", found[0]).replace(",", ".")),
         (r"(?<![0-9.,])[1-9][0-9]{0,2}(?:\.[0-9]{3}){2,}(?![0-9.])(?:,[0-9]+)?|^-?[1-9][0-9]{0,2}\.[0-9]{3},[0-9]+$", lambda found: found[0].replace(".", "").replace(",", ".")),
         (r"\\(?:left|right|[bB]igg?[lrm]?|(?:display|text|script)style|[lL]arge|LARGE|small|limits|boxed|fbox)(?![a-zA-Z])\.?|\\!\s*|\\(?:text)?color\{\w+\}|\\(?:begin|end)\{(?:equation|align|aligned|gather)\*?\}", ""), (r"(?<=[0-9])\{\s*,\s*\}(?=[0-9])", ","),
-        (r"(?<=[0-9])(?:\\[,;: ]|[_'])(?=[0-9]{3}(?![0-9]))", ""), (r"(?<!\\)\\[,;: ]|\\q?quad(?![a-zA-Z])|(?<!^)~|\s+", " "), (r"\\[dtc](frac|binom)(?![a-zA-Z])", r"\\\1"),
+        (r"(?<=[0-9])(?:\\[,;: ]|[_'])(?=[0-9]{3}(?![0-9]))", ""), (r"(?<!\\)\\[,;: ]|\\q?quad(?![a-zA-Z])|(?<!^)~|\s+", " "), (r"\\([a-z]+)", lambda found: _MACROS.get(found[1], found[0])), (r"=([<>])", r"\1="),
         (r"(\\(?:frac|binom)) *([0-9]) *(?=[0-9{\\])", r"\1{\2}"), (r"(\\(?:frac|binom) *\{[^{}]*\}) *([0-9])", r"\1{\2}"), (r"\\mathbb\s*\{?\s*([CNQRZ])\s*\}?", r"\\\1 "),
         (r"\\(?:text(?:bf|it|rm|sf|normal)?|math(?:rm|bf|it|sf)|mbox|bbox|underline|ensuremath|operatorname)\s*\{([^{}]*)\}", r" \1 "), (r"\\?[%％]|(?<=[0-9}]) ?(?:per ?cent(?:age)?|pct)(?![a-zA-Z])", r"\\percent "),
-        (r"\\[()\[\]]", ""), (r"\\(?:langle|l(?=floor|ceil)(\w+))(?![a-zA-Z])", r" \1("), (r"\\r(?:angle|floor|ceil)(?![a-zA-Z])", ")"), (r"\\[lr]?vert(?![a-zA-Z])", "|"), (r"\|((?! \()[^|]+)\|", r" Abs(\1)"),
-        (r"\\lbrace(?![a-zA-Z])", r"\\{"), (r"\\rbrace(?![a-zA-Z])", r"\\}"), (r"(?<=[0-9]) ?degrees?(?![a-zA-Z])|\^ *\{? *\\circ(?![a-zA-Z]) *\}?", r"\\degree "),
+        (r"\\[()\[\]]", ""), (r"\|((?! \()[^|]+)\|", r" Abs(\1)"),
+        (r"(?<=[0-9]) ?degrees?(?![a-zA-Z])|\^ *\{? *\\circ(?![a-zA-Z]) *\}?", r"\\degree "),
         # Of `\log` without a base, and of operators with bounds, the body follows. A binomial may be `n \choose k`.
         (r"\\log(?! ?_| ?\{ ?\()|\blog(?= [a-zA-Z0-9\\])", r"\\Log "), (r"\b([fg]) ?\^ ?\{? ?(-?[0-9]) ?\}?(?= ?\()", r"\1_{\2}"), (r"\{?([^{}]*)\\choose(?![a-zA-Z])([^{}]*)\}?", r"\\binom{\1}{\2}"),
         (r"^.*(?:\\(?:sum|prod) ?_ ?\{ ?i ?=|(?:Sum|Product)\(.*\(i, ).*$", lambda found: re.sub(r"(?<![\\a-zA-Z])i(?![a-zA-Z])", "i_1", found[0])),
         (rf"\\(?:sum|(prod)) ?_ ?\{{ ?(\w+) ?= ?([^{{}}]*)\}} ?\^ ?{_BOUND}", lambda found: rf"\{'Product' if found[1] else 'Sum'}({found[2]}, {found[3]}, {found[4]})"),
         (rf"\\int ?_ ?{_BOUND} ?\^ ?{_BOUND}((?:(?!\\int).)*?) ?d ?([a-z])(?![a-zA-Z])", r"\\Integral(\4, \1, \2) (\3)"),
-        (r"\\lim ?_ ?\{ ?(\w) ?(?:\\(?:to|rightarrow)(?![a-zA-Z])|->|→) ?([^{}^]*)(?:\^ ?\{? ?([+-]) ?\}?)? ?\}", lambda found: rf"\Limit({found[1]}, {found[2]}, {found[3] or ''}1)" if found[3] else rf"\Limit({found[1]}, {found[2]})"),
+        (r"\\lim ?_ ?\{ ?(\w) ?(?:->|→) ?([^{}^]*)(?:\^ ?\{? ?([+-]) ?\}?)? ?\}", lambda found: rf"\Limit({found[1]}, {found[2]}{f', {found[3]}1' if found[3] else ''})"),
         (r"^(Sum|Product|Integral)\((.+), \((\w+), ([^()]+), ([^()]+)\)\)$", r"\\\1(\3, \4, \5) (\2)"), (r"^Limit\((.+), (\w+), ([^(),]+)\)$", r"\\Limit(\2, \3, 1) (\1)"),
-        (r"\\?\blog(10|2)(?=\()", r"\\log_{\1}"), (r"\\lg(?![a-zA-Z])", r"\\log_{10}"), (r"\\(sin|cos|tan|cot|sec|csc)(h?) ?\^ ?\{? ?-1 ?\}?", r"\\arc\1\2 "),
+        (r"\\?\blog(10|2)(?=\()", r"\\log_{\1}"), (r"\\(sin|cos|tan|cot|sec|csc)(h?) ?\^ ?\{? ?-1 ?\}?", r"\\arc\1\2 "),
         (r"(?<=[0-9)]) (squared|cubed|factorial)\b", lambda found: {"s": "^2", "c": "^3", "f": "!"}[found[1][0]]), (rf"(?<=[a-z])-(?=(?:{'|'.join(FACTOR_WORDS)})\b)", " "),
         # Numbers in words: `three hundred and five thousand` is `(3*100+5) thousand`.
         (rf"(?i)(?:(?<![a-z] )|(?<=and )|(?<=hundred )|(?<=llion )|(?<=base )|(?<=minus )|(?<=negative ))\b(?:({_TENS})[ -](?=(?:{_ONES})\b))?({'|'.join(COUNT_WORDS)})(?![a-z])", lambda found: str(sum(COUNT_WORDS[word.lower()] for word in found.groups("zero")))),
         (r"([0-9]+) hundred(?: and)? ([0-9]{1,2})(?![0-9])", r"(\1*100+\2)"), (r"(?<= )(thousand|million|billion)(?: and)? (?=[0-9(])", r"\1+"),
-        (r"\\leq?(?:slant)?(?![a-zA-Z])|=<", "<="), (r"\\geq?(?:slant)?(?![a-zA-Z])|=>", ">="), (r"\\neq?(?![a-zA-Z])|\\not *=", " !="), (r"\\lt(?![a-zA-Z])", "<"), (r"\\gt(?![a-zA-Z])", ">"), (r"\\approx(?![a-zA-Z])", "~"), (r"[:=]=|\\in(?![a-zA-Z])", "="), (r"^\\?\{ *\w+ *(?:= *\\R *)?(?:\\mid(?![a-zA-Z])|:|\|)([^{}]*[<>=][^{}]*?)\\?\}$", r"\1"), (r"\+ ?/ ?-", r"\\pm "), (r"^0(?=[1-9]:)", ""), (r"^(1[3-9]|2[0-3])(:[0-5][0-9])$", lambda found: f"{int(found[1]) - 12}{found[2]}pm"),
+        (r"[:=]=", "="), (r"\\not *=", " !="), (r"^\\?\{ *\w+ *(?:= *\\R *)?(?:\\mid(?![a-zA-Z])|:|\|)([^{}]*[<>=][^{}]*?)\\?\}$", r"\1"), (r"\+ ?/ ?-", r"\\pm "), (r"^0(?=[1-9]:)", ""), (r"^(1[3-9]|2[0-3])(:[0-5][0-9])$", lambda found: f"{int(found[1]) - 12}{found[2]}pm"),
         # What SymPy and NumPy print; a matrix is a list of rows.
         (r"[(\[]?\s*\\begin\{([pbB]?matrix|smallmatrix|array)\}(?:\{[lcr| ]*\})?((?:(?!\\begin).)*?)(?:\\cr)?\s*\\end\{\1\}\s*[)\]]?", lambda found: f"[[{found[2].replace('&', ',')}]]".replace(r"\cr", "],[")),
-        (r"\b(?:math|np|numpy|sp|sympy|torch)\.(?=[a-zA-Z])", ""), (r"^(?:(?:Immutable)?(?:Dense)?Matrix|array|tensor|Tuple(?=\((.*)\)$)|frozenset|(FiniteSet|set))\((.*)\)$", lambda found: f"({found[1]})" if found[1] else rf"\{{{found[3]}\}}" if found[2] else found[3]), (r"\b(?:Integer|Float|Decimal|mpf|float\d+|int\d+)\('?([^()']*)'?\)", r"\1"), (r"(?<=[0-9.\]])\s+(?=[-0-9.\[][-0-9.e+\[\]\s]*\]$)", ","), (r"\\(?:emptyset|varnothing)(?![a-zA-Z])|^EmptySet$|^\{\}$", r"\\{\\}"),
+        (r"\b(?:math|np|numpy|sp|sympy|torch)\.(?=[a-zA-Z])", ""), (r"^(?:(?:Immutable)?(?:Dense)?Matrix|array|tensor|Tuple(?=\((.*)\)$)|frozenset|(FiniteSet|set))\((.*)\)$", lambda found: f"({found[1]})" if found[1] else rf"\{{{found[3]}\}}" if found[2] else found[3]), (r"\b(?:Integer|Float|Decimal|mpf|float\d+|int\d+)\('?([^()']*)'?\)", r"\1"), (r"(?<=[0-9.\]])\s+(?=[-0-9.\[][-0-9.e+\[\]\s]*\]$)", ","), (r"^EmptySet$|^\{\}$", r"\\{\\}"),
         (r"Interval(?:\.(open|Lopen|Ropen))?\(((?:[^()]|\([^()]*\))*)\)", lambda found: f"{'(' if found[1] in ('open', 'Lopen') else '['}{found[2]}{')' if found[1] in ('open', 'Ropen') else ']'}"),
         (r"^(?:Eq|(Ne))\(((?:[^(),]|\([^()]*\))*), (.*)\)$", lambda found: f"{found[2]} {'!' if found[1] else ''}= {found[3]}"), (r"(?<=[{ ])([a-zA-Z]\w*) ?: (?=.*\}\]?$)", r"\1="), (r"^([\[\]])([^\[\](){}]*[,;][^\[\](){}]*)([\[\])])$", lambda found: f"{'[' if found[1] == '[' else '('}{found[2]}{')' if found[3] in '[)' else ']'}"), (r"\\frac *\{ *d([a-zA-Z]?) *\} *\{ *d([a-zA-Z]) *\}|(?<![\w\\])d([a-zA-Z]?) ?/ ?d([a-zA-Z])(?!\w)", r"d_{\1\3\2\4}"), (r"\b(?:minus|negative) (?=[0-9])", "-"), (r"(?<![0-9.])([0-9]*)\.([0-9]*)(?:\\(?:overline|bar|dot) *\{? *([0-9]+) *\}?|\(([0-9]+)\)|([0-9])\5\5+(?:\.{3}|…|\\[lc]?dots)$)", lambda found: f"((0{found[1]}{found[2]}+{found[found.lastindex]}/{'9' * len(found[found.lastindex])})/10^{len(found[2])})"),
         # A mixed number is a sum, the base is a part of the number, and of a time am and pm are.
@@ -65,9 +68,7 @@ _SIMPLER = [(re.compile(pattern), replacement) for pattern, replacement in (
         (r"_10$", ""), (r"(?i)\b([0-9]{1,2})(:[0-9]{2})? ?([ap])\.? ?m\b\.?", lambda found: f"{found[1]}{found[2] or ':00'}{found[3].lower()}m"),
 )]  # fmt: skip
 # Also 1,00,000, as in India, where a group begins with 0: 12,34,567 may be three numbers.
-_GROUPED = re.compile(
-    r"(?<![0-9.,])(?:[0-9]{1,3}(?:,[0-9]{3})++|[0-9]{1,2}(?:,[0-9]{2})*,0[0-9](?:,[0-9]{2})*,[0-9]{3})(?!,?[0-9])"
-)
+_GROUPED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:(?:,[0-9]{3})++|(?<![0-9]{3})(?:,[0-9]{2})*,0[0-9](?:,[0-9]{2})*,[0-9]{3})(?!,?[0-9])")  # fmt: skip
 _CHOICE = re.compile(r"^\(?([a-zA-Z])\)$")
 _BLANKS = re.compile(r"(?<![0-9])\s+|\s+(?![0-9\s])")
 
@@ -160,10 +161,8 @@ def _or_none(read: Any) -> Any:
 
     @functools.lru_cache(maxsize=4096)
     def reads(text: str) -> Any:
-        try:
+        with contextlib.suppress(ArithmeticError, ValueError, RecursionError):
             return read(text) if len(text) <= MAX_CHARS else None
-        except (ArithmeticError, ValueError, RecursionError):
-            return None
 
     return reads
 

@@ -22,7 +22,7 @@ from sympy import Rational, S
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from pettingllms.grading import notation
-from pettingllms.grading.expressions import OPERATORS, Expression, Unreadable
+from pettingllms.grading.expressions import Expression, Unreadable
 from pettingllms.grading.notation import Relation, cut, plain, split_list, split_relation
 from pettingllms.grading.symbolic import CPU_S, MEMORY_BYTES
 
@@ -30,6 +30,15 @@ _JOINS = dict.fromkeys(["and", "And", "&", r"\land", r"\wedge", r"\cap"], sympy.
 _JOINS |= dict.fromkeys([r"\setminus", "Complement"], lambda one, other: one - other)
 _UNION = r"\\(?:(?:big)?(?:cup|cap)|setminus)(?![a-zA-Z])|(?<=[)\]}]) *U *(?=[(\[{\\])"
 _SET = re.compile(rf"{_UNION}|[<>]|\\R(?![a-zA-Z])|!=|^(?:Union|Interval|Complement|Or|And|Ne|FiniteSet|Reals)")  # fmt: skip
+
+_MEANT = {
+    "degree": sympy.pi / 180,
+    "Function": lambda letter, *args: sympy.Function(letter)(*args),
+    "Log": lambda *args: sympy.log(*args) * sympy.Symbol("of an unknown base"),
+    "Limit": lambda *args: sympy.Limit(
+        *args[:3], {1: "+", -1: "-"}[args[3]] if args[3:] else "+-"
+    ).doit(),
+}
 
 
 def main() -> None:
@@ -125,22 +134,14 @@ def value(text: str) -> Any:
 
 def call(name: str, *args: Any) -> Any:
     """A function, a symbol or a constant of SymPy."""
-    if name == "degree":
-        return sympy.pi / 180
     if name in ("factorial", "binomial") and any(n.is_Rational and abs(n) > 3000 for n in args):
         raise Unreadable
     if name == "root" and args[0].is_negative and args[1].is_odd:
         return -sympy.root(-args[0], args[1])
-    if name == "Function":
-        return sympy.Function(args[0])(*args[1:])
-    if name == "Log":  # to a base that is not known, but always the same
-        return sympy.log(*args) * sympy.Symbol("unknown base")
-    if name == "Limit":
-        return sympy.Limit(*args[:3], {(1,): "+", (-1,): "-"}.get(args[3:], "+-")).doit()
-    if name in OPERATORS:
+    if name in ("Sum", "Product", "Integral"):
         return getattr(sympy, name)(args[0], args[1:]).doit()
-    found = getattr(sympy, name, None) or getattr(S, name)
-    return found(*args) if args else found
+    meant = _MEANT.get(name) or getattr(sympy, name, None) or getattr(S, name)
+    return meant(*args) if args else meant
 
 
 def links(relation: Relation) -> list[tuple[str, Any]]:
