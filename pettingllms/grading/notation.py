@@ -47,7 +47,7 @@ _SIMPLER = [(re.compile(pattern), replacement) for pattern, replacement in (
         (r"\\log(?! ?_| ?\{ ?\()|\blog(?= [a-zA-Z0-9\\])", r"\\Log "), (r"\b([fg]) ?\^ ?\{? ?(-?[0-9]) ?\}?(?= ?\()", r"\1_{\2}"), (r"\{?([^{}]*)\\choose(?![a-zA-Z])([^{}]*)\}?", r"\\binom{\1}{\2}"),
         (r"^.*(?:\\(?:sum|prod) ?_ ?\{ ?i ?=|(?:Sum|Product)\(.*\(i, ).*$", lambda found: re.sub(r"(?<![\\a-zA-Z])i(?![a-zA-Z])", "i_1", found[0])),
         (rf"\\(?:sum|(prod)) ?_ ?\{{ ?(\w+) ?= ?([^{{}}]*)\}} ?\^ ?{_BOUND}", lambda found: rf"\{'Product' if found[1] else 'Sum'}({found[2]}, {found[3]}, {found[4]})"),
-        (rf"\\int ?_ ?{_BOUND} ?\^ ?{_BOUND}((?:(?!\\int).)*?) ?d ?([a-z])(?![a-zA-Z])", r"\\Integral(\4, \1, \2) (\3)"),
+        (rf"\\int(?: ?_ ?{_BOUND} ?\^ ?{_BOUND})?(?![a-zA-Z])((?:(?!\\int).)*?) ?d ?([a-z])(?![a-zA-Z])", lambda found: rf"\Integral({', '.join(filter(None, (found[4], found[1], found[2])))}) ({found[3]})"),
         (r"\\lim ?_ ?\{ ?(\w) ?(?:->|→) ?([^{}^]*)(?:\^ ?\{? ?([+-]) ?\}?)? ?\}", lambda found: rf"\Limit({found[1]}, {found[2]}{f', {found[3]}1' if found[3] else ''})"),
         (r"^(Sum|Product|Integral)\((.+), \((\w+), ([^()]+), ([^()]+)\)\)$", r"\\\1(\3, \4, \5) (\2)"), (r"^Limit\((.+), (\w+), ([^(),]+)\)$", r"\\Limit(\2, \3, 1) (\1)"),
         (r"\\?\blog(10|2)(?=\()", r"\\log_{\1}"), (r"\\(sin|cos|tan|cot|sec|csc)(h?) ?\^ ?\{? ?-1 ?\}?", r"\\arc\1\2 "),
@@ -67,8 +67,8 @@ _SIMPLER = [(re.compile(pattern), replacement) for pattern, replacement in (
         (r"^\(?([0-9][0-9A-Fa-f]*|[A-Fa-f]{2,}(?=.*(?:16|hex))|[A-F]{2,})\)?(?: ?_[ {(]*(?:base )?| \(?(?:in )?(?:base |(?=binary|octal|hex)))([0-9]{1,2}|[a-z]+)\b[ })]*$", lambda found: f"{found[1].upper()}_{_BASES.get(found[2], found[2])}"),
         (r"_10$", ""), (r"(?i)\b([0-9]{1,2})(:[0-9]{2})? ?([ap])\.? ?m\b\.?", lambda found: f"{found[1]}{found[2] or ':00'}{found[3].lower()}m"),
 )]  # fmt: skip
-# Also 1,00,000, as in India, where a group begins with 0: 12,34,567 may be three numbers.
-_GROUPED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:(?:,[0-9]{3})++|(?<![0-9]{3})(?:,[0-9]{2})*,0[0-9](?:,[0-9]{2})*,[0-9]{3})(?!,?[0-9])")  # fmt: skip
+# Also 1,50,000, as in India, where a group begins with 0: 12,34,567 may be three numbers.
+_GROUPED = re.compile(r"(?<![0-9.,])(?:[0-9]{1,3}(?:,[0-9]{3})++|(?=[0-9,]*,0)[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3})(?!,?[0-9])")  # fmt: skip
 _CHOICE = re.compile(r"^\(?([a-zA-Z])\)$")
 _BLANKS = re.compile(r"(?<![0-9])\s+|\s+(?![0-9\s])")
 
@@ -131,7 +131,7 @@ def plain(text: str) -> str:
 def squashed(text: str) -> str:
     """Folds `text` for comparison as text: no blanks but those between digits, and words in one case."""
     text = _BLANKS.sub("", text)
-    return text if re.search(r"[0-9+*/^=\\]", text) else text.casefold()
+    return text if re.search(r"[0-9+*/^=\\]|[a-zA-Z]\(", text) else text.casefold()
 
 
 def cut(text: str, pattern: str) -> tuple[list[str], list[str]]:
@@ -174,7 +174,7 @@ m 1: 1 m meter metre, 1000 km kilometer kilometre, 1/100 cm centimeter centimetr
 m 3: 1/1000 L l liter litre, 1/1000000 mL ml cc milliliter, 1/10000 dL
 s 1: 1 s sec second, 1/1000 ms millisecond, 60 min minute, 3600 h hr hour, 86400 day, 604800 week
 g 1: 1 g gram, 1000 kg kilogram, 1/1000 mg milligram, 1000000 tonne, 45359237/100000 lb pound, 45359237/1600000 oz ounce
-month 1: 1 month, 12 yr year; usd 1: 1 $ dollar usd, 1/100 ¢ cent; eur 1: 1 € euro; deg 1: 1 degree deg, 180/pi rad radian; £ 1: 1 £; ¥ 1: 1 ¥; N 1: 1 N newton; J 1: 1 J joule; W 1: 1 W watt; Hz 1: 1 Hz hertz
+month 1: 1 month, 12 yr year; usd 1: 1 $ dollar usd, 1/100 ¢ cent; eur 1: 1 € euro; deg 1: 1 degree deg, 180/pi rad radian; £ 1: 1 £; ¥ 1: 1 ¥; ₹ 1: 1 ₹ rupee; N 1: 1 N newton; J 1: 1 J joule; W 1: 1 W watt; Hz 1: 1 Hz hertz
 """
 _UNITS = {
     name: (kind.partition(" ")[0], int(kind[-1]), factor)
@@ -187,9 +187,9 @@ _VALUE = re.compile(
     r"(?:[-+*/(){}0-9.,\s!^]|(?<=[0-9.])[eE](?=[-+]?[0-9])|\\(?:frac|sqrt|pi|times|cdot|percent)(?![a-zA-Z])"
     rf"|(?:pi|sqrt|{'|'.join(FACTOR_WORDS)})(?![a-zA-Z]))*+(?<=[0-9.)}}!a-z ])"
 )
-_PART = re.compile(r"(/|per )? ?(?:(square|sq|cubic)\.? )?\\?([a-zA-Z]+|[$€£¥¢])\.?(?: ?\^ ?\{?(-?[1-3])\}?| (squared|cubed))? *")  # fmt: skip
+_PART = re.compile(r"(/|per )? ?(?:(square|sq|cubic)\.? )?\\?([a-zA-Z]+|[$€£¥₹¢])\.?(?: ?\^ ?\{?(-?[1-3])\}?| (squared|cubed))? *")  # fmt: skip
 _POWERS = {None: 1, "square": 2, "sq": 2, "squared": 2, "cubic": 3, "cubed": 3}
-_MONEY = re.compile(r"([-+]?) ?\\?([$€£¥]) ?(?=[-0-9.\\])(.*)")
+_MONEY = re.compile(r"([-+]?) ?\\?([$€£¥₹]) ?(?=[-0-9.\\])(.*)")
 
 
 def split_unit(text: str) -> tuple[str, str, str]:
