@@ -37,6 +37,13 @@ class Grade(NamedTuple):
     cpu_s: float = 0.0
 
 
+def _started() -> Any:
+    """A worker. With `-P` the folder of the script, whose modules have common names, is not searched."""
+    command = [sys.executable, "-P", str(Path(__file__).with_name("worker.py"))]
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
+    return subprocess.Popen(command, stderr=subprocess.DEVNULL, **pipes)
+
+
 class _Grader:
     """The worker of this process, with a lock: it answers one question at a time."""
 
@@ -49,13 +56,16 @@ class _Grader:
         """Asks once more where the pair is not to blame for the loss of the worker."""
         with self.lock:
             for _ in range(0 if self.missing else 2):
-                line, code = b"", None
+                process = self.process = self.process or _started()
+                line = b""
                 try:
-                    line = self._answered(json.dumps(question).encode() + b"\n")
+                    with contextlib.suppress(BrokenPipeError):
+                        process.stdin.write(json.dumps(question).encode() + b"\n")
+                    if wait([process.stdout], WALL_S):
+                        line = process.stdout.readline()
                 finally:
                     # After Ctrl-C, too: the line would be taken for that to the next question.
-                    if not line:
-                        code = self.end()
+                    code = None if line else self.end()
                 if line:
                     equal, cpu_s = json.loads(line)
                     return Grade(equal, "sympy", "", cpu_s)
@@ -66,17 +76,6 @@ class _Grader:
                     break
             logger.info("undecided: %.80r and %.80r", *question[:2])
             return Grade(False, "undecided", MISSING if self.missing else TOO_LONG, CPU_S)
-
-    def _answered(self, question: bytes) -> bytes:
-        """The worker's line, empty if it has ended or hangs."""
-        if self.process is None:
-            # With `-P` the folder of the script, whose modules have common names, is not searched.
-            command = [sys.executable, "-P", str(Path(__file__).with_name("worker.py"))]
-            pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
-            self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL, **pipes)
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.write(question)
-        return bytes(wait([self.process.stdout], WALL_S) and self.process.stdout.readline())
 
     def end(self) -> int | None:
         """Kills the worker and returns how it ended; the next question starts another."""
