@@ -145,6 +145,8 @@ OUTPUTS = st.sampled_from(
         "$ ls",
         "{'a': 1}",
         "pass",
+        "max(3, 4)",
+        "import error",
     ]
 )
 OTHER_TAGS = st.sampled_from(["", "text", "output", "console", "bash", "json", "c++"])

@@ -6,7 +6,6 @@ No text that a model can write raises here or takes longer than its length.
 from __future__ import annotations
 
 import ast
-import builtins
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -30,7 +29,8 @@ SHOWN_CHARS = 400
 NOT_RUN = "nothing: the input is not valid, or too large"
 """What agents read instead of the output for an input that the reference cannot handle."""
 PYTHON_TAGS = ("python", "py", "python3", "py3")
-_DEFINING = (ast.FunctionDef, ast.ClassDef, ast.Lambda, ast.Import, ast.ImportFrom)
+_DEFINING = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+_PRINTING = {"print", "exec", "eval", "open", "__import__"}
 
 # Possessive: an ordinary `*` would try every way to share a long line, in quadratic time.
 _OPENING = re.compile(
@@ -130,11 +130,15 @@ def _acts(body: str, invalid: bool) -> bool:
     if body.lstrip().startswith(">>>"):  # a session
         return False
     try:
-        nodes = [*ast.walk(parse(body[: MAX_BLOCK_CHARS + 1], "program"))]
+        tree = parse(body[: MAX_BLOCK_CHARS + 1], "program")
     except RowError:
         return invalid
-    called = {getattr(node.func, "id", "") for node in nodes if isinstance(node, ast.Call)}
-    return bool(called & {*dir(builtins)}) or any(isinstance(node, _DEFINING) for node in nodes)
+    imports = [isinstance(statement, ast.Import | ast.ImportFrom) for statement in tree.body]
+    return (any(imports) and not all(imports)) or any(
+        isinstance(node, _DEFINING)
+        or (isinstance(node, ast.Call) and getattr(node.func, "id", "") in _PRINTING)
+        for node in ast.walk(tree)
+    )
 
 
 def shown_to(role: str, task: CodingTask) -> CodingTask:
