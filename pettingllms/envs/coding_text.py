@@ -108,12 +108,14 @@ def parse_program(text: str) -> str | ParseError:
     closed = [inner for block in blocks(text) for inner in _unquoted(block)]
     tagged = [block.body for block in closed if block.tag in PYTHON_TAGS]
     bodies = tagged or [block.body for block in closed if not block.tag]
-    programs = [body for body in bodies if _acts(body, invalid=bool(tagged))]
     if not bodies:
         return ParseError("no closed ```python block with a program")
-    if not programs and not tagged and len(bodies) > 1:
+    if len(bodies) > 1:
+        programs = [body for body in bodies if _acts(body, invalid=bool(tagged))]
+        bodies = programs or tagged
+    if not bodies:
         return ParseError("several blocks without a tag, none of them a program; write ```python")
-    program = (programs or bodies)[-1]
+    program = bodies[-1]
     if len(program) > MAX_BLOCK_CHARS:
         return ParseError(f"the program is longer than {MAX_BLOCK_CHARS} characters")
     return program
@@ -121,8 +123,8 @@ def parse_program(text: str) -> str | ParseError:
 
 def _unquoted(block: Block) -> list[Block]:
     """Returns the blocks inside of one that quotes a whole reply, else the block itself."""
-    quotes = block.tag in ("markdown", "md") or (not block.tag and not is_python(block.body))
-    return (quotes and blocks(block.body)) or [block]
+    inner = blocks(block.body) if block.tag in ("", "markdown", "md") else []
+    return inner if inner and (block.tag or not is_python(block.body)) else [block]
 
 
 def _acts(body: str, invalid: bool) -> bool:

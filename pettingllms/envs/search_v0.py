@@ -97,13 +97,7 @@ from pettingllms.envs.search_text import (
 from pettingllms.envs.search_tools import CALLERS, parse_tool_reply, tool_prompt
 from pettingllms.envs.team_env import Prompt, TeamEnv
 from pettingllms.errors import ConfigError
-from pettingllms.grading.short_answers import (
-    contains,
-    exact_match,
-    f1,
-    normal,
-    telling,
-)
+from pettingllms.grading.short_answers import contains, f1, normal, telling
 from pettingllms.sandbox import Sandbox, SandboxSettings
 
 Topology = Literal["router", "chain", "single", "nested"]
@@ -301,7 +295,7 @@ class raw_env(TeamEnv):
         if reply.kind == "result":
             return self._reported(state, reply.said)
         accepted = state.question.answers
-        exact = exact_match(reply.said, accepted)
+        exact = normal(reply.said) in map(normal, accepted)
         info = {"exact": float(exact), "f1": f1(reply.said, accepted)}
         info["contains"] = float(contains(reply.said, accepted))
         after = replace(state, answer=reply.said, success=exact)

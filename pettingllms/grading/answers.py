@@ -134,11 +134,12 @@ class _Comparison:
 
 def _without_names(gold: str, answer: str, always: bool) -> tuple[str, str]:
     """Removes `x =` from both, unless they are equations to compare: two names, or `x = 2` and `2 - x = 0`."""
-    named = []
-    for text in (gold, answer):
-        found = split_relation(text)
-        single = found and found.name not in ("", "~") and found.signs == ("=",)
-        named.append((found.name, found.sides[1]) if found and single else ("", text))
-    (name, value), (other_name, other) = named
+    (name, value), (other_name, other) = map(_named, (gold, answer))
     apart = (name and other_name and name != other_name) or re.search("[^<>!]=", value + other)
     return (gold, answer) if apart and not always else (value, other)
+
+
+def _named(text: str) -> tuple[str, str]:
+    found = split_relation(text)
+    single = found and found.name not in ("", "~") and found.signs == ("=",)
+    return (found.name, found.sides[1]) if found and single else ("", text)

@@ -17,7 +17,7 @@ from typing import Any
 MAX_BITS = 8000  # of a power
 _TRIG = "sin cos tan cot sec csc sinh cosh tanh coth sech csch"
 _FUNCTIONS = "exp log sqrt cbrt root floor ceiling sign re im conjugate factorial binomial gcd lcm Min Max Abs Rational Log"
-OPERATORS = ("Sum", "Product", "Integral", "Limit")
+OPERATORS = ("Sum", "Product", "Integral", "Antiderivative", "Limit")
 FUNCTIONS = {name: name for name in re.findall(r"\w+", f"{_TRIG} {_FUNCTIONS} {OPERATORS}")}
 FUNCTIONS |= {arc + n: f"a{n}" for n in re.findall(r"\w+", _TRIG) for arc in ("arc", "a")}
 FUNCTIONS |= {"ln": "log", "abs": "Abs", "min": "Min", "max": "Max", "Fraction": "Rational", "ceil": "ceiling", "binom": "binomial", "frac": "Rational"}  # fmt: skip

@@ -47,7 +47,7 @@ _SIMPLER = [(re.compile(pattern), replacement) for pattern, replacement in (
         (r"\\log(?! ?_| ?\{ ?\()|\blog(?= [a-zA-Z0-9\\])", r"\\Log "), (r"\b([fg]) ?\^ ?\{? ?(-?[0-9]) ?\}?(?= ?\()", r"\1_{\2}"), (r"\{?([^{}]*)\\choose(?![a-zA-Z])([^{}]*)\}?", r"\\binom{\1}{\2}"),
         (r"^.*(?:\\(?:sum|prod) ?_ ?\{ ?i ?=|(?:Sum|Product)\(.*\(i, ).*$", lambda found: re.sub(r"(?<![\\a-zA-Z])i(?![a-zA-Z])", "i_1", found[0])),
         (rf"\\(?:sum|(prod)) ?_ ?\{{ ?(\w+) ?= ?([^{{}}]*)\}} ?\^ ?{_BOUND}", lambda found: rf"\{'Product' if found[1] else 'Sum'}({found[2]}, {found[3]}, {found[4]})"),
-        (rf"\\int(?: ?_ ?{_BOUND} ?\^ ?{_BOUND})?(?![a-zA-Z])((?:(?!\\int).)*?) ?d ?([a-z])(?![a-zA-Z])", lambda found: rf"\Integral({', '.join(filter(None, (found[4], found[1], found[2])))}) ({found[3]})"),
+        (rf"\\int(?: ?_ ?{_BOUND} ?\^ ?{_BOUND})?(?![a-zA-Z])((?:(?!\\int).)*?) ?d ?([a-z])(?![a-zA-Z])", lambda found: rf"\Integral({found[4]}, {found[1]}, {found[2]}) ({found[3]})" if found[1] else rf"\Antiderivative({found[4]}) ({found[3]})"),
         (r"\\lim ?_ ?\{ ?(\w) ?(?:->|→) ?([^{}^]*)(?:\^ ?\{? ?([+-]) ?\}?)? ?\}", lambda found: rf"\Limit({found[1]}, {found[2]}{f', {found[3]}1' if found[3] else ''})"),
         (r"^(Sum|Product|Integral)\((.+), \((\w+), ([^()]+), ([^()]+)\)\)$", r"\\\1(\3, \4, \5) (\2)"), (r"^Limit\((.+), (\w+), ([^(),]+)\)$", r"\\Limit(\2, \3, 1) (\1)"),
         (r"\\?\blog(10|2)(?=\()", r"\\log_{\1}"), (r"\\(sin|cos|tan|cot|sec|csc)(h?) ?\^ ?\{? ?-1 ?\}?", r"\\arc\1\2 "),

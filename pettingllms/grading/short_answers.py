@@ -20,11 +20,6 @@ def normal(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
-def exact_match(answer: str, accepted: Iterable[str]) -> bool:
-    """Returns whether an answer equals one of those accepted."""
-    return normal(answer) in map(normal, accepted)
-
-
 def f1(answer: str, accepted: Iterable[str]) -> float:
     """The greatest F1 of the words of an answer with those of one accepted, from 0 to 1."""
     words, best = Counter(normal(answer).split()), 0.0

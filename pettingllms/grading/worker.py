@@ -34,6 +34,7 @@ _SET = re.compile(rf"{_UNION}|[<>]|\\R(?![a-zA-Z])|!=|^(?:Union|Interval|Complem
 _MEANT = {
     "degree": sympy.pi / 180,
     "Function": lambda letter, *args: sympy.Function(letter)(*args),
+    "Antiderivative": sympy.Function("Antiderivative"),
     "Log": lambda *args: sympy.log(*args) * sympy.Symbol("of an unknown base"),
     "Limit": lambda *args: sympy.Limit(
         *args[:3], {1: "+", -1: "-"}[args[3]] if args[3:] else "+-"
@@ -138,8 +139,6 @@ def call(name: str, *args: Any) -> Any:
         raise Unreadable
     if name == "root" and args[0].is_negative and args[1].is_odd:
         return -sympy.root(-args[0], args[1])
-    if name == "Integral" and not args[2:]:  # an antiderivative equals itself alone
-        return sympy.Function(name)(*args)
     if name in ("Sum", "Product", "Integral"):
         return getattr(sympy, name)(args[0], args[1:]).doit()
     meant = _MEANT.get(name) or getattr(sympy, name, None) or getattr(S, name)
@@ -149,8 +148,8 @@ def call(name: str, *args: Any) -> Any:
 def links(relation: Relation) -> list[tuple[str, Any]]:
     """Each relation of a chain: its kind, and what it compares with 0."""
     sides = [*map(value, relation.sides)]
-    pairs = zip(relation.signs, sides, sides[1:], strict=False)
-    return [(sign.replace(">", "<"), b - a if ">" in sign else a - b) for sign, a, b in pairs]
+    linked = zip(relation.signs, sides, sides[1:], strict=False)
+    return [(sign.replace(">", "<"), b - a if ">" in sign else a - b) for sign, a, b in linked]
 
 
 def related(gold: tuple[str, Any], answer: tuple[str, Any]) -> bool:
