@@ -23,6 +23,7 @@ from typing import Any, Literal, NamedTuple
 logger = logging.getLogger(__name__)
 
 CPU_S, MEMORY_BYTES = 1.0, 2 << 30
+_PIPES: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "bufsize": 0}  # fmt: skip
 WALL_S = 120.0  # on a busy machine, to import SymPy and for one pair
 MISSING = "SymPy cannot be used; pip install 'pettingllms[math]'"
 TOO_LONG = "SymPy took too long or too much memory"
@@ -37,13 +38,6 @@ class Grade(NamedTuple):
     cpu_s: float = 0.0
 
 
-def _started() -> Any:
-    """A worker. With `-P` the folder of the script, whose modules have common names, is not searched."""
-    command = [sys.executable, "-P", str(Path(__file__).with_name("worker.py"))]
-    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
-    return subprocess.Popen(command, stderr=subprocess.DEVNULL, **pipes)
-
-
 class _Grader:
     """The worker of this process, with a lock: it answers one question at a time."""
 
@@ -56,7 +50,9 @@ class _Grader:
         """Asks once more where the pair is not to blame for the loss of the worker."""
         with self.lock:
             for _ in range(0 if self.missing else 2):
-                process = self.process = self.process or _started()
+                # With `-P` the folder of the script, whose modules have common names, is not searched.
+                command = [sys.executable, "-P", str(Path(__file__).with_name("worker.py"))]
+                process = self.process = self.process or subprocess.Popen(command, **_PIPES)
                 line = b""
                 try:
                     with contextlib.suppress(BrokenPipeError):
