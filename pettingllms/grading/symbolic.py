@@ -52,7 +52,8 @@ class _Grader:
             for _ in range(0 if self.missing else 2):
                 # With `-P` the folder of the script, whose modules have common names, is not searched.
                 command = [sys.executable, "-P", str(Path(__file__).with_name("worker.py"))]
-                process = self.process = self.process or subprocess.Popen(command, **_PIPES)
+                process: Any = self.process or subprocess.Popen(command, **_PIPES)
+                self.process = process
                 line = b""
                 try:
                     with contextlib.suppress(BrokenPipeError):
