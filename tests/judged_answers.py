@@ -174,6 +174,18 @@ NOTATION_EQUAL = [
     ("(1, 2)", "Tuple(1, 2)"), ("(1, 2)", "{x: 1, y: 2}"), ("y=2, x=1", "(1, 2)"), ("1010_2", "1010 in binary"), ("FF_{16}", "ff_{16}"), ("17_8", "17 octal"), ("2:30 pm", "14:30"), ("9:05", "09:05"),
     ("5", r"\textcolor{red}{5}"), ("5", r"\underline{5}"), ("5", r"\begin{aligned}5\end{aligned}"), ("5", "≈5"), ("5", "“5”"), ("x=5", "5=x"), ("5", "5=x"), ("-5", "minus 5"), ("twenty", "20"),
     (r"\frac{dy}{dx} = 2x", "2x"), ("dy/dx", r"\frac{dy}{dx}"), (r"\pm 3", "+/- 3"), ("60", "3 score"), ("500000", "5 lakh"),
+    # functions, logarithms without a base, operators with bounds, numbers in words
+    ("f(x)+g(x)", "g(x)+f(x)"), ("2f(5)", "f(5)*2"), ("f(x+1)", "f(1+x)"), ("f(g(x))", "f(g(x))"), ("f^{-1}(2)", "f^{-1}(2)"), ("a(b+c)", "ab+ac"),
+    ("h(a+b)/2", "h*(a+b)/2"), (r"2\pi(r+1)", "2*pi*(r+1)"), (r"\log 100", r"\log(100)"), (r"2\log 10", r"\log 100"), (r"\frac{\log 8}{\log 2}", "3"),
+    (r"\log_a b", "log(b)/log(a)"), (r"\lg 100", "2"), (r"\log{\left(x \right)}", "log(x)"), ("log 100", r"\log 100"), (r"\sum_{n=1}^{10} n^2", "385"),
+    (r"\sum_{n=1}^{10} n^{2}", "Sum(n**2, (n, 1, 10))"), (r"\sum_{i=1}^{n} i^2", "n(n+1)(2n+1)/6"), (r"\sum_{n=1}^\infty \frac{1}{n^2}", r"\frac{\pi^2}{6}"),
+    (r"\prod_{k=1}^4 k", "24"), (r"\sum\limits_{n=1}^{3} n + 1", "7"), (r"\int_0^1 x^2\,dx", "1/3"), (r"\int\limits_{0}^{1} x^{2}\, dx", "Integral(x**2, (x, 0, 1))"),
+    (r"\int_0^{\frac{\pi}{2}} \sin x dx", "1"), (r"\int x^2\,dx", r"\int x^{2} dx"), (r"\int_0^\infty e^{-x} dx", "1"), (r"\lim_{x\to 0}\frac{\sin x}{x}", "1"),
+    (r"\lim_{h\to 0}\frac{(x+h)^2-x^2}{h}", "2x"), (r"\lim_{x \to 0^+}\left(\frac{\sin{\left(x \right)}}{x}\right)", "Limit(sin(x)/x, x, 0)"),
+    (r"\lim_{x\rightarrow\infty} (1+1/x)^x", "e"), ("twenty-one", "21"), ("Twenty-One", "21"), ("ninety nine", "99"), ("three hundred and five", "305"),
+    ("two thousand five hundred", "2500"), ("one million two hundred thousand", "1200000"), ("minus twenty-one", "-21"), ("twenty-five apples", "25"),
+    ("fifty percent", "0.5"), (r"n \choose k", r"\binom{n}{k}"), (r"2{5\choose 2}", "20"), (r"\binom52", "10"), ("1,00,000", "100000"), ("1,50,000", "1.5 lakh"),
+    ("₹12,05,000", "1205000"),
 ]  # fmt: skip
 NOTATION_UNEQUAL = [
     ("7", "√17"), ("5", "√15"), ("44", "√144"), ("12", "3√14"), ("6", "√16"), ("2", "√12"), ("2", "2d"), ("2d", "2"), ("2d", "2c"), ("x+2d", "x+2"), ("6ab", "6"), ("2", "2ab"),
@@ -212,4 +224,13 @@ NOTATION_UNEQUAL = [
     ("5", "5 M"), ("5 G", "5 g"), ("1010", "1010 in binary"), ("17", "17 octal"), ("17", "17 hex"), ("0", "0.(3)"), ("0.333", "0.333..."), ("3.14", "3.14..."), (r"p \land q", r"p \lor q"),
     ("p ∧ q", "p ∨ q"), ("~p", "p"), ("dy/dx", "dx/dy"), ("dy/dx", "y/x"), (r"\frac{d}{dx}x^2", "x"), ("x=1, y=2", "2, 1"), ("y=2, x=1", "(2,1)"), ("0<1", "2*3=7"), ("(2,1)", "0<1"),
     (r"\sqrt{10^{20}+1}", "10^{10}"), ("x<1 or x>2 and x<3", "x<1 and x>2 and x<3"), (r"x \not= 5", "x=5"), ("(1.234,5)", "1234.5"),
+    # functions, logarithms without a base, operators with bounds, numbers in words
+    ("f(5)", "5f"), ("f(5)", "5"), ("a(3)", "3a"), ("P(2)", "2P"), ("f(x)", "fx"), ("f(x)", "F(x)"), ("f(x)", "g(x)"), ("2f(x)", "f(2x)"), ("f(x+1)", "fx+f"),
+    ("f^{-1}(2)", "2/f"), (r"\phi(12)", r"12\phi"), ("C(5,2)", "C(5,3)"), (r"\log 100", r"\ln 100"), (r"\log 100", "log(100)"), (r"\log 100", "2"),
+    (r"\log x", r"\log_{10} x"), (r"\log x", r"\log y"), (r"\log 10", "1"), (r"\log e", "1"), ("log10(100)", "log(100)"), (r"\sum_{n=1}^{10} n^2", "384"),
+    (r"\sum_{n=1}^{3} n", r"\sum_{n=1}^{4} n"), (r"\sum_{k=1}^n k", "n(n-1)/2"), (r"\prod_{k=1}^4 k", "10"), (r"\int_0^1 x dx", "-1/2"), (r"\int_0^1 x dx", "x^2/2"),
+    (r"\int x dx", r"\frac{x^2}{2}"), (r"\int x dx", "idx^2"), (r"\lim_{x\to 0} \frac{1}{x}", r"\infty"), (r"\lim_{x\to 0} \frac{|x|}{x}", "1"),
+    (r"\lim_{x\to 0^+} \frac{1}{x}", r"\lim_{x\to 0^-} \frac{1}{x}"), ("twenty-one", "12"), ("twenty-one", "20"), ("twenty one", "20, 1"), ("two three", "5"),
+    ("twenty twenty", "40"), ("empty two", "2"), ("three hundred and five", "350"), ("one hundred and ten", "100"), ("no one", "1"), (r"\binom{5}{2}", "5/2"),
+    (r"{5 \choose 2}", r"{2 \choose 5}"), ("1,00,000", "10000"), ("1,00,000", "1,0,0"), ("12,34,567", "1234567"),
 ]  # fmt: skip

@@ -78,6 +78,17 @@ def test_a_fence_inside_a_line_of_code_is_code():
         ("```python\nprint(1)\n```\nIt prints\n```\n1\n```", "print(1)"),
         ("```py\nprint(1)\n```\n```python\n\n```", "print(1)"),
         ("```\nO(1)\n```\n```py title=a.py\nprint(1)\n```\n```\n8\n```", "print(1)"),
+        ("```\nprint(1)\n```\nIt prints\n```\n1\n```", "print(1)"),
+        ("```\nprint(1)\n```\n```\nO(1)\n```\n```\nx = 5\n```", "print(1)"),
+        ("```\nprint(1)\n```\n~~~\nno: 5\n~~~\n```\nprint(2)\n```\n```\n2\n```", "print(2)"),
+        ("```py\nprint(1)\n```\n```py\n>>> f(2)\n4\n```\n```py\n[4]\n```", "print(1)"),
+        ("```py\nprint(1)\n```\n```py\nprint(2\n```", "print(2"),
+        ("````\n```py\nprint(1)\n```\n````", "print(1)"),
+        ("~~~md\nSo:\n```\nprint(1)\n```\n~~~", "print(1)"),
+        (
+            "```\ndef f():\n  '''\n  ~~~\n  f\n  ~~~\n  '''\n```",
+            "def f():\n  '''\n  ~~~\n  f\n  ~~~\n  '''",
+        ),
         ("1. So:\n   ```python\n   if x:\n       y\n   ```", "if x:\n    y"),
     ],
 )
@@ -106,6 +117,62 @@ def test_the_last_closed_block_of_python_is_the_program(text, program):
 )
 def test_fences_are_read_as_markdown_reads_them(text, found):
     assert blocks(text) == found
+
+
+PROGRAMS = st.sampled_from(
+    [
+        "print(1)",
+        "def f(x):\n    return x",
+        "import sys\nsys.stdout.write('1')",
+        "f = lambda x: '```'",
+        "if 1:\n    print('~~~')",
+    ]
+)
+OUTPUTS = st.sampled_from(
+    [
+        "8",
+        "O(n)",
+        "O(n log n)",
+        "yes",
+        "[1, 2]",
+        "x = 5",
+        "a: 1",
+        "1 2\n3",
+        "Error: no",
+        ">>> f(1)\n1",
+        "f(2)",
+        "",
+        "$ ls",
+        "{'a': 1}",
+        "pass",
+        "max(3, 4)",
+        "import error",
+    ]
+)
+OTHER_TAGS = st.sampled_from(["", "text", "output", "console", "bash", "json", "c++"])
+
+
+@st.composite
+def fenced(draw, tags, bodies):
+    """A block in one of the ways to write it: tilde, long, indented, in a list, in a quote."""
+    fence = draw(st.sampled_from(["```", "````", "~~~", "~~~~"]))
+    lead, rest = draw(
+        st.sampled_from([("", ""), ("  ", "  "), ("- ", "  "), ("1. ", "   "), ("> ", "> ")])
+    )
+    lines = [f"{fence}{draw(tags)}", *draw(bodies).split("\n"), fence]
+    return "\n".join((rest if n else lead) + line for n, line in enumerate(lines))
+
+
+@given(st.data(), st.booleans(), st.sampled_from(["", "`````\n", "`````md\n"]))
+def test_the_program_of_a_reply_is_found_among_outputs_in_any_order(data, tagged, quoted):
+    tags = st.sampled_from(["python", "py", "Python3"]) if tagged else st.just("")
+    before, between, after = (
+        data.draw(st.lists(fenced(OTHER_TAGS, OUTPUTS), max_size=3)) for _ in range(3)
+    )
+    draft, program = data.draw(PROGRAMS), data.draw(PROGRAMS)
+    written = [data.draw(fenced(tags, st.just(body))) for body in (draft, program)]
+    reply = "\n\n".join([*before, written[0], "So:", *between, written[1], *after, "Done."])
+    assert parse_program(f"{quoted}{reply}\n{quoted[:5]}") == program
 
 
 def test_a_program_or_a_test_may_be_long_but_not_endless():

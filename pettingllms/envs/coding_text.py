@@ -5,14 +5,16 @@ No text that a model can write raises here or takes longer than its length.
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from pettingllms.data.asserts import Test
+from pettingllms.data.asserts import Test, is_python, parse
 from pettingllms.data.coding import CodingTask
+from pettingllms.data.rows import RowError
 from pettingllms.envs.coding_runs import has_assertions, passes
 from pettingllms.envs.parsing import ParseError
 from pettingllms.sandbox import RunResult
@@ -26,7 +28,9 @@ MAX_BLOCK_CHARS = 64_000
 SHOWN_CHARS = 400
 NOT_RUN = "nothing: the input is not valid, or too large"
 """What agents read instead of the output for an input that the reference cannot handle."""
-PYTHON_TAGS = ("", "python", "py", "python3", "py3")
+PYTHON_TAGS = ("python", "py", "python3", "py3")
+_DEFINING = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+_PRINTING = {"print", "exec", "eval", "open", "__import__"}
 
 # Possessive: an ordinary `*` would try every way to share a long line, in quadratic time.
 _OPENING = re.compile(
@@ -96,16 +100,47 @@ def _fenced(text: str) -> tuple[list[Block], list[str]]:
 
 
 def parse_program(text: str) -> str | ParseError:
-    """The last closed block of a reply that is Python or, where none is, that names no language."""
-    closed = [block for block in blocks(text) if block.tag in PYTHON_TAGS]
-    # What has no tag beside a program that has one is an example's output, or prose.
-    programs = [block.body for block in closed if block.tag] or [block.body for block in closed]
-    programs = [program for program in programs if program.strip()] or programs
-    if not programs:
+    """Returns the program of a reply: its last block of Python that can print or define something.
+
+    Untagged blocks count where none is tagged as Python. The others show outputs or calls. A tagged
+    block with a syntax error counts, too: its author is shown the error.
+    """
+    closed = [inner for block in blocks(text) for inner in _unquoted(block)]
+    tagged = [block.body for block in closed if block.tag in PYTHON_TAGS]
+    bodies = tagged or [block.body for block in closed if not block.tag]
+    if not bodies:
         return ParseError("no closed ```python block with a program")
-    if len(programs[-1]) > MAX_BLOCK_CHARS:
+    if len(bodies) > 1:
+        programs = [body for body in bodies if _acts(body, invalid=bool(tagged))]
+        bodies = programs or tagged
+    if not bodies:
+        return ParseError("several blocks without a tag, none of them a program; write ```python")
+    program = bodies[-1]
+    if len(program) > MAX_BLOCK_CHARS:
         return ParseError(f"the program is longer than {MAX_BLOCK_CHARS} characters")
-    return programs[-1]
+    return program
+
+
+def _unquoted(block: Block) -> list[Block]:
+    """Returns the blocks inside of one that quotes a whole reply, else the block itself."""
+    inner = blocks(block.body) if block.tag in ("", "markdown", "md") else []
+    return inner if inner and (block.tag or not is_python(block.body)) else [block]
+
+
+def _acts(body: str, invalid: bool) -> bool:
+    """Returns whether Python code can print or define something; `invalid` where it is not Python."""
+    if body.lstrip().startswith(">>>"):  # a session
+        return False
+    try:
+        tree = parse(body[: MAX_BLOCK_CHARS + 1], "program")
+    except RowError:
+        return invalid
+    imports = [isinstance(statement, ast.Import | ast.ImportFrom) for statement in tree.body]
+    return (any(imports) and not all(imports)) or any(
+        isinstance(node, _DEFINING)
+        or (isinstance(node, ast.Call) and getattr(node.func, "id", "") in _PRINTING)
+        for node in ast.walk(tree)
+    )
 
 
 def shown_to(role: str, task: CodingTask) -> CodingTask:

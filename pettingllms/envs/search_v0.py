@@ -96,14 +96,7 @@ from pettingllms.envs.search_text import (
 from pettingllms.envs.search_tools import CALLERS, library, parse_tool_reply, tool_prompt
 from pettingllms.envs.team_env import Prompt, TeamEnv
 from pettingllms.errors import ConfigError
-from pettingllms.grading.short_answers import (
-    contains,
-    exact_match,
-    f1,
-    normal,
-    normal_words,
-    telling,
-)
+from pettingllms.grading.short_answers import contains, f1, normal, telling
 from pettingllms.sandbox import Sandbox, SandboxSettings
 
 Topology = Literal["router", "chain", "single", "nested"]
@@ -301,7 +294,7 @@ class raw_env(TeamEnv):
         if reply.kind == "result":
             return self._reported(state, reply.said)
         accepted = state.question.answers
-        exact = exact_match(reply.said, accepted)
+        exact = normal(reply.said) in map(normal, accepted)
         info = {"exact": float(exact), "f1": f1(reply.said, accepted)}
         info["contains"] = float(contains(reply.said, accepted))
         after = replace(state, answer=reply.said, success=exact)
@@ -438,8 +431,8 @@ def _tells(question: Question, task: str, report: str, passage: Passage) -> bool
     """Whether a worker's report gives something of a passage that its task did not have."""
     if not question.gold:
         return contains(report, question.answers)
-    new = {*normal_words(f"{passage.title} {passage.text}")} - {*normal_words(task)}
-    return any(len(w) > 3 or not w.isalpha() for w in new.intersection(normal_words(report)))
+    new = {*normal(f"{passage.title} {passage.text}").split()} - {*normal(task).split()}
+    return any(len(w) > 3 or not w.isalpha() for w in new.intersection(normal(report).split()))
 
 
 def _anchor(state: SearchState) -> str:

@@ -12,17 +12,16 @@ from fractions import Fraction
 
 from pettingllms.grading import notation
 from pettingllms.grading.expressions import WORDS, Expression
-from pettingllms.grading.notation import Items, plain, read_number, split_list, split_relation
+from pettingllms.grading.notation import plain, read_number, split_list, split_relation
 from pettingllms.grading.symbolic import Grade, symbolic_equal
 
 MAX_ITEMS, MAX_NESTING, MAX_PAIRS = 32, 4, 1500  # pairs of items, also within sets of sets
-PLACES = 6  # decimal places, and digits of numbers below 1, to which a decimal stands for a number
 CPU_S = 2.0  # for all of SymPy's work on one answer; what is undecided by then is unequal
 Texts = Sequence[str]
 
 
-def grade(gold: str | Texts, answer: str, *, places: int = PLACES, strict: bool = False) -> Grade:
-    """Compares an answer, any text, with the reference; decimals to some places.
+def grade(gold: str | Texts, answer: str, *, strict: bool = False) -> Grade:
+    """Compares an answer, any text, with the reference; decimals to six places, and with `strict` to twelve.
 
     Several references are several answers, all of which are asked for, in any order. With `strict`
     a missing unit and other brackets count, so that answers fall into classes, whatever their order.
@@ -30,7 +29,7 @@ def grade(gold: str | Texts, answer: str, *, places: int = PLACES, strict: bool 
     golds = [gold] if isinstance(gold, str) else list(gold) if isinstance(gold, Sequence) else []
     if not golds or not all(isinstance(text, str) for text in (*golds, answer)):
         return Grade(False)
-    comparison = _Comparison(places, strict)
+    comparison = _Comparison(strict)
     if len(golds) == 1:
         return comparison.texts(golds[0], answer)
     items = split_list(plain(answer[: notation.MAX_CHARS]))
@@ -52,8 +51,8 @@ _PRODUCT = re.compile("(?!no$|on$)(?:[a-z]{2}|[b-df-hj-np-tv-z]{2,4})")  # not a
 class _Comparison:
     """Compares one answer: how precisely, and the CPU time that has gone into algebra so far."""
 
-    def __init__(self, places: int, strict: bool) -> None:
-        self.places, self.strict = places, strict
+    def __init__(self, strict: bool) -> None:
+        self.strict, self.places = strict, 12 if strict else 6
         self.pairs, self.cpu_s = 0, 0.0
 
     def texts(self, gold: str, answer: str, depth: int = 0) -> Grade:
@@ -94,31 +93,28 @@ class _Comparison:
         gold_items = None if gold_number else split_list(gold)
         items = None if number else split_list(answer)
         if gold_items and items:
-            return self._items(gold_items, items, depth)
+            kinds = {gold_items.brackets, items.brackets}
+            ordered = kinds not in _SETS or (self.strict and "[]" in kinds)
+            if ordered and len(kinds) > 1 and (kinds not in _ALIKE or self.strict):
+                return Grade(False)
+            return self.lists(gold_items.items, items.items, ordered, depth)
         # One answer is not several, and in a vote a condition is no set.
         apart = self.strict and bool(split_relation(gold)) != bool(split_relation(answer))
         if (gold_items and number) or (items and gold_number) or apart:
             return Grade(False)
         if self.cpu_s > CPU_S:
             return Grade(False, "undecided", "SymPy took too long for the whole answer")
-        verdict = symbolic_equal(gold, answer, 12 if self.strict else self.places)
+        verdict = symbolic_equal(gold, answer, self.places)
         self.cpu_s += verdict.cpu_s
         return verdict._replace(cpu_s=0.0)
 
     def _numbers(self, gold: Expression, answer: Expression) -> Grade:
         """Exactly, or to some places where one is written as a decimal."""
         if self.strict:
-            return Grade(bool(round(gold.value, 12) == round(answer.value, 12)))
+            return Grade(bool(round(gold.value, self.places) == round(answer.value, self.places)))
         largest = min(Fraction(1), max(abs(gold.value), abs(answer.value)))
         allowed = largest / 10**self.places if gold.decimal or answer.decimal else 0
         return Grade(bool(abs(gold.value - answer.value) <= allowed))
-
-    def _items(self, gold: Items, answer: Items, depth: int) -> Grade:
-        kinds = {gold.brackets, answer.brackets}
-        ordered = kinds not in _SETS or (self.strict and "[]" in kinds)
-        if ordered and len(kinds) > 1 and (kinds not in _ALIKE or self.strict):
-            return Grade(False)
-        return self.lists(gold.items, answer.items, ordered, depth)
 
     def lists(self, gold: Texts, answer: Texts, ordered: bool = False, depth: int = 0) -> Grade:
         """Pairs each item of the reference with another item of the answer, or with the next."""
@@ -138,11 +134,12 @@ class _Comparison:
 
 def _without_names(gold: str, answer: str, always: bool) -> tuple[str, str]:
     """Removes `x =` from both, unless they are equations to compare: two names, or `x = 2` and `2 - x = 0`."""
-    named = []
-    for text in (gold, answer):
-        found = split_relation(text)
-        single = found and found.name not in ("", "~") and found.signs == ("=",)
-        named.append((found.name, found.sides[1]) if found and single else ("", text))
-    (name, value), (other_name, other) = named
+    (name, value), (other_name, other) = map(_named, (gold, answer))
     apart = (name and other_name and name != other_name) or re.search("[^<>!]=", value + other)
     return (gold, answer) if apart and not always else (value, other)
+
+
+def _named(text: str) -> tuple[str, str]:
+    found = split_relation(text)
+    single = found and found.name not in ("", "~") and found.signs == ("=",)
+    return (found.name, found.sides[1]) if found and single else ("", text)

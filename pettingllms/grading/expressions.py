@@ -1,11 +1,14 @@
 r"""Reads one expression in the notation of LaTeX, Python, SymPy or Unicode, and computes it as it reads.
 
-A letter is a variable, letters side by side are a product, and a subscript is part of its letter. Any word
-that is not known is prose, and two numbers side by side are not one. By default only rational numbers are read.
+A letter is a variable, letters side by side are a product, and a subscript is part of its letter. Before brackets
+without an operator (`a(n)`) a letter is a function, as `f` and `g` always are. `log(x)`, as programs print it, is
+`\ln x`; `\log x` has an unknown base. Any word that is not known is prose, and two numbers side by side are not one.
+By default only rational numbers are read.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from fractions import Fraction
 from numbers import Rational
@@ -13,46 +16,52 @@ from typing import Any
 
 MAX_BITS = 8000  # of a power
 _TRIG = "sin cos tan cot sec csc sinh cosh tanh coth sech csch"
-_FUNCTIONS = "exp log sqrt cbrt root floor ceiling sign re im conjugate factorial binomial gcd lcm Min Max Abs Rational"
-FUNCTIONS = {name: name for name in re.findall(r"\w+", f"{_TRIG} {_FUNCTIONS}")}
+_FUNCTIONS = "exp log sqrt cbrt root floor ceiling sign re im conjugate factorial binomial gcd lcm Min Max Abs Rational Log"
+OPERATORS = ("Sum", "Product", "Integral", "Antiderivative", "Limit")
+FUNCTIONS = {name: name for name in re.findall(r"\w+", f"{_TRIG} {_FUNCTIONS} {OPERATORS}")}
 FUNCTIONS |= {arc + n: f"a{n}" for n in re.findall(r"\w+", _TRIG) for arc in ("arc", "a")}
 FUNCTIONS |= {"ln": "log", "abs": "Abs", "min": "Min", "max": "Max", "Fraction": "Rational", "ceil": "ceiling", "binom": "binomial", "frac": "Rational"}  # fmt: skip
 CONSTANTS = {"pi": "pi", "infty": "oo", "oo": "oo", "infinity": "oo", "inf": "oo", "degree": "degree", "e": "E", "i": "I"}  # fmt: skip
 CONSTANTS |= {"R": "Reals", "Z": "Integers", "N": "Naturals", "Q": "Rationals", "C": "Complexes", "Reals": "Reals"}  # fmt: skip
 _GREEK = "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|upsilon|phi|chi|psi|omega|ell|Gamma|Delta|Theta|Lambda|Xi|Pi|Sigma|Phi|Psi|Omega|varepsilon|vartheta|varphi"
-_COUNTS = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen twenty"
+_COUNTS = "0 zero 1 one 2 two 3 three 4 four 5 five 6 six 7 seven 8 eight 9 nine 10 ten 11 eleven 12 twelve 13 thirteen 14 fourteen 15 fifteen 16 sixteen 17 seventeen 18 eighteen 19 nineteen 20 twenty 30 thirty 40 forty 50 fifty 60 sixty 70 seventy 80 eighty 90 ninety"
+COUNT_WORDS = {word: int(n) for n, word in re.findall(r"(\d+) (\w+)", _COUNTS)}
 _FACTORS = """12 dozen 20 score 100 hundred 144 gross 1000 thousand 100000 lakh 1000000 million 10000000 crore 1000000000 billion 1000000000000 trillion 1/2 half 1/2 halve
 1/3 third 1/4 quarter 1/4 fourth 1/5 fifth 1/6 sixth 1/7 seventh 1/8 eighth 1/9 ninth 1/10 tenth 1/11 eleventh 1/12 twelfth 1/16 sixteenth 1/20 twentieth 1/100 percent 1/100 hundredth 1/1000 thousandth 1/1000000 millionth"""
 FACTOR_WORDS = {word + s: n for n, word in re.findall(r"(\S+) (\w+)", _FACTORS) for s in ("", "s")}
-NUMBER_WORDS = {word: str(n) for n, word in enumerate(_COUNTS.split())} | FACTOR_WORDS
 _NAMES = "|".join([_GREEK, *(name for name in CONSTANTS if len(name) > 1)])
-WORDS = {*FUNCTIONS, *NUMBER_WORDS, *_NAMES.split("|")}
+WORDS = {*FUNCTIONS, *COUNT_WORDS, *FACTOR_WORDS, *_NAMES.split("|")}
 
 # An exponent with a sign has two digits, as programs print it: `2e-1` is an expression.
 _NUMBER = r"(?:1|[0-9]*\.[0-9]+)[eE]-[0-9](?![0-9])|(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE](?:[-+][0-9]{2,4}|[0-9]{1,4})(?![0-9a-zA-Z.]))?"
 _LETTER = rf"(?:\\(?:{_NAMES}|[eiRZNQC])(?![a-zA-Z])|(?<![a-zA-Z])(?:{_NAMES})(?![a-zA-Z])|[a-zA-Z][0-9]*)(?: ?_ ?(?:\{{[^{{}}]*\}}|[a-zA-Z]|[0-9]+))?"
 _TOKEN = re.compile(
     rf" *(?:(?P<number>{_NUMBER})|\\?(?P<call>{'|'.join(FUNCTIONS)})(?![a-zA-Z])"
-    rf"|(?:\\|(?<![a-zA-Z]))(?P<word>{'|'.join(NUMBER_WORDS)})(?![a-zA-Z])|(?P<letter>{_LETTER})|(?P<sign>\*\*|\\[a-zA-Z]+|[^ ]))"
+    rf"|(?:\\|(?<![a-zA-Z]))(?P<word>{'|'.join(FACTOR_WORDS)})(?![a-zA-Z])|(?P<letter>{_LETTER})|(?P<sign>\*\*|\\[a-zA-Z]+|[^ ]))"
 )
 _PROGRAM = re.compile(r"(?<![a-zA-Z0-9_])[IE](?![a-zA-Z0-9_])|(?<=[0-9])j(?![a-zA-Z0-9])")
 _FUSED = re.compile(rf"[a-zA-Z]{{0,2}}(?:{'|'.join(FUNCTIONS)})")
 _WORDS = re.compile("[a-zA-Z]+(?: +[a-zA-Z]+)+")
 _DATE = re.compile(r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}|[0-9]{1,2}/[0-9]{1,2}/[0-9]{4}")
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
+_LEVELS = {"+": 1, "-": 1, "*": 2, r"\cdot": 2, r"\times": 2, "/": 2, r"\div": 2, "^": 3, "**": 3}
 
 
 class Unreadable(ValueError):
     """The text is no expression, or none of this kind."""
 
 
+def _refuse(*_: Any) -> Any:
+    raise Unreadable
+
+
 class Expression:
-    """The value of a text, read with a function for each level of precedence.
+    """The value of a text, read by the precedence of its operators.
 
     It is computed with `number`, and `call` makes functions, constants and symbols. Raises Unreadable.
     """
 
-    def __init__(self, text: str, number: Any = Fraction, call: Any = None) -> None:
+    def __init__(self, text: str, number: Any = Fraction, call: Any = _refuse) -> None:
         words = {*re.findall(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}", text)} - WORDS
         unknown = [word for word in words if not _FUSED.fullmatch(word)]
         prose = any(len(word) > 4 for word in unknown) or (unknown and _WORDS.fullmatch(text))
@@ -62,10 +71,10 @@ class Expression:
             text = _PROGRAM.sub(lambda name: r"\e " if name[0] == "E" else r"\i ", text)
         found = [(token.lastgroup or "", token) for token in _TOKEN.finditer(text)]
         self._tokens = [*((kind, token[kind]) for kind, token in found), ("", "")]
-        self._number, self._function_of, self._at = number, call, 0
+        self._number, self._call, self._at = number, call, 0
         numbers = [text for kind, text in self._tokens if kind == "number"]
         self.decimal = any(re.search("[.eE]", digits) for digits in numbers)
-        self.value = self._sum()
+        self.value = self._value()
         if self._tokens[self._at][0]:
             raise Unreadable
 
@@ -74,56 +83,36 @@ class Expression:
         self._at += text in signs
         return text if text in signs else ""
 
-    def _call(self, *args: Any) -> Any:
-        if self._function_of is None:
-            raise Unreadable
-        return self._function_of(*args)
-
     def _raised(self, base: Any, by: Any) -> Any:
         """Refuses towers of powers before they are computed, and roots of exact numbers."""
         if all(isinstance(number, Rational) for number in (base, by)):
             bits = max(abs(base.numerator), base.denominator).bit_length()
-            inexact = self._function_of is None and by.denominator > 1
+            inexact = isinstance(base, Fraction) and by.denominator > 1
             if inexact or base == 0 >= by or (bits > 1 and abs(by) * bits > MAX_BITS):
                 raise Unreadable
         return base**by
 
-    def _sum(self) -> Any:
-        value = self._product()
-        while sign := self._take("+", "-"):
-            term = self._product()
-            value = value + term if sign == "+" else value - term
-        return value
-
-    def _product(self) -> Any:
-        """Factors and divisors from left to right; no number stands right beside a factor."""
-        value = self._signed()
+    def _value(self, above: int = 0) -> Any:
+        """A value and the operators after it that bind tighter than `above`; side by side is a product."""
+        if sign := self._take("+", "-"):
+            value = -self._value(2) if sign == "-" else self._value(2)
+        else:
+            value = self._primary()
+            value = self._call("factorial", value) if self._take("!") else value
         while True:
             kind, text = self._tokens[self._at]
-            if self._take("*", r"\cdot", r"\times"):
-                value = value * self._signed()
-            elif self._take("/", r"\div"):
-                value = value / self._signed()
-            elif kind in ("letter", "call") or text in _CLOSING or text in FACTOR_WORDS:
-                value = value * self._power()
-            else:
+            beside = kind in ("letter", "call") or text in _CLOSING or text in FACTOR_WORDS
+            level = 2 if beside else _LEVELS.get(text, 0)
+            if level <= above:
                 return value
-
-    def _signed(self) -> Any:
-        negative = False
-        while sign := self._take("+", "-"):
-            negative ^= sign == "-"
-        return -self._power() if negative else self._power()
-
-    def _power(self, raised: bool = False) -> Any:
-        """A value with a factorial or a power; an exponent may have a sign, and towers are read from the top."""
-        sign = self._take("-", "+") if raised else ""
-        value = self._primary()
-        if not raised and self._take("!"):
-            value = self._call("factorial", value)
-        if self._take("^", "**"):
-            value = self._raised(value, self._power(raised=True))
-        return -value if sign == "-" else value
+            self._at += not beside
+            other = self._value(min(level, 2))  # towers of powers are read from the top
+            if level == 3:
+                value = self._raised(value, other)
+            elif level == 2:
+                value = value / other if text in ("/", r"\div") else value * other
+            else:
+                value = value - other if text == "-" else value + other
 
     def _primary(self) -> Any:
         kind, text = self._tokens[self._at]
@@ -135,13 +124,13 @@ class Expression:
             return self._name(text)
         if kind == "call":
             return self._function(FUNCTIONS[text])
-        return self._number(text if kind == "number" else NUMBER_WORDS[text])
+        return self._number(text if kind == "number" else FACTOR_WORDS[text])
 
     def _bracket(self) -> list[Any]:
         closing = _CLOSING.get(self._take(*_CLOSING), "none")
-        values = [self._sum()]
+        values = [self._value()]
         while self._take(","):
-            values.append(self._sum())
+            values.append(self._value())
         if not self._take(closing):
             raise Unreadable
         return values
@@ -152,14 +141,22 @@ class Expression:
         index = re.sub(r"[^\w+-]|_", "", text.removeprefix("\\").removeprefix(name))
         if name in CONSTANTS and not index and (len(name) > 1 or name in "ei" or text[0] == "\\"):
             return self._call(CONSTANTS[name])
-        return self._call("Symbol", name.removeprefix("var") + (index and f"_{index}"))
+        symbol = name.removeprefix("var") + (index and f"_{index}")
+        argument = itertools.takewhile(lambda token: token[1] != ")", self._tokens[self._at + 1 :])
+        simple = all(kind in ("number", "letter") or text == "," for kind, text in argument)
+        if self._tokens[self._at][1] == "(" and (simple or name in ("f", "g")):
+            return self._call("Function", symbol, *self._bracket())
+        return self._call("Symbol", symbol)
 
     def _function(self, name: str) -> Any:
         r"""A function: its arguments in brackets, or a product as in `\sin 2x`."""
+        if name in OPERATORS:  # its variable and bounds, then its body
+            bounds = self._bracket()
+            return self._call(name, self._value(1), *bounds)
         after = [self._primary()] if self._take("_") else []
         if name == "sqrt" and self._tokens[self._at][1] == "[":
             name, after = "root", self._bracket()
-        power = self._power(raised=True) if self._take("^", "**") else None
+        power = self._value(2) if self._take("^", "**") else None
         opening = self._tokens[self._at][1]
         if opening in ("(", "{"):
             values = self._bracket() + after
@@ -168,9 +165,9 @@ class Expression:
         elif name in ("sqrt", "root"):
             values = [self._primary(), *after]
         else:
-            values = [self._signed(), *after]
+            values = [self._value(2), *after]
             while (token := self._tokens[self._at])[0] in ("letter", "word") or token[1] == "{":
-                values[0] = values[0] * self._power()
+                values[0] = values[0] * self._value(2)
         if name == "Rational" and len(values) == 2:
             return values[0] / values[1]
         value = self._call(name, *values)

@@ -6,6 +6,7 @@ the rest is an expression. Everything is linear in the text, and numbers are bou
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import re
@@ -14,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from pettingllms.grading.expressions import NUMBER_WORDS, WORDS, Expression, Unreadable
+from pettingllms.grading.expressions import COUNT_WORDS, FACTOR_WORDS, WORDS, Expression, Unreadable
 
 MAX_CHARS = 2000  # longer texts are equal only if they are the same text
 _WRAPPED = re.compile(r"(?s)\*+([^*]*)\*+|\*\*(.*)\*\*|__(.*)__|'([^']*)'|\"([^\"]*)\"|`+([^`]*)`+|\$\$?([^$]*)\$\$?|\\\[(.*)\\\]|\\\((.*)\\\)|(?:=|≈|\\approx(?![a-zA-Z]))+(.*)|\{([^{},:]+)\}|\\(?:boxed|fbox)\s*([0-9])|<b>(.*)</b>|[“‘]([^”’]*)[”’]|(.*[^.\\])(?:\.|\\+)")  # fmt: skip
@@ -27,23 +28,37 @@ _SIGNS = str.maketrans({
         "∅": r"\emptyset ", "±": r"\pm ", "∓": r"\mp ", "⟨": "(", "⟩": ")", "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ",
         "∨": r"\lor ", "∧": r"\land ", "∖": r"\setminus ", "’": "'", "ℝ": r"\R ", "\u200b": "", "\ufeff": "",
 })  # fmt: skip
-_BASES = NUMBER_WORDS | {"binary": "2", "octal": "8", "hex": "16", "hexadecimal": "16"}
+_MACROS = dict(pair.split(":") for pair in [r"le:<=", r"leq:<=", r"leqslant:<=", r"ge:>=", r"geq:>=", r"geqslant:>=", r"lt:<", r"gt:>", r"approx:~", r"in:=", r"to:->", r"rightarrow:->", r"vert:|", r"lvert:|", r"rvert:|", r"lbrace:\{", r"rbrace:\}", r"langle:(", r"rangle:)", r"rfloor:)", r"rceil:)", r"emptyset:\{\}", r"varnothing:\{\}", r"dfrac:\frac", r"tfrac:\frac", r"cfrac:\frac", r"dbinom:\binom", r"tbinom:\binom", r"lg:\log_{10}"])  # fmt: skip
+_MACROS |= {"ne": " !=", "neq": " !=", "lfloor": " floor(", "lceil": " ceil("}
+_BASES = {"binary": "2", "octal": "8", "hex": "16", "hexadecimal": "16"}
+_ONES, _TENS = "|".join([*COUNT_WORDS][1:10]), "|".join([*COUNT_WORDS][20:])
+_BOUND = r"(\{(?:[^{}]|\{[^{}]*\})*\}|\\[a-z]+|\w)"
 _SIMPLER = [(re.compile(pattern), replacement) for pattern, replacement in (
         # Blanks or points between groups of three digits; not the `1 100/3` of a mixed number.
         (r"(?<![0-9.,])(?<![0-9.,]\s)[1-9][0-9]{0,2}(?:[ \u00a0\u2009\u202f~][0-9]{3})++(?! ?[0-9/])(?:,[0-9]+$)?", lambda found: re.sub(r"[\s~]", "", found[0]).replace(",", ".")),
         (r"(?<![0-9.,])[1-9][0-9]{0,2}(?:\.[0-9]{3}){2,}(?![0-9.])(?:,[0-9]+)?|^-?[1-9][0-9]{0,2}\.[0-9]{3},[0-9]+$", lambda found: found[0].replace(".", "").replace(",", ".")),
         (r"\\(?:left|right|[bB]igg?[lrm]?|(?:display|text|script)style|[lL]arge|LARGE|small|limits|boxed|fbox)(?![a-zA-Z])\.?|\\!\s*|\\(?:text)?color\{\w+\}|\\(?:begin|end)\{(?:equation|align|aligned|gather)\*?\}", ""), (r"(?<=[0-9])\{\s*,\s*\}(?=[0-9])", ","),
-        (r"(?<=[0-9])(?:\\[,;: ]|[_'])(?=[0-9]{3}(?![0-9]))", ""), (r"(?<!\\)\\[,;: ]|\\q?quad(?![a-zA-Z])|(?<!^)~|\s+", " "), (r"\\[dtc](frac|binom)(?![a-zA-Z])", r"\\\1"),
+        (r"(?<=[0-9])(?:\\[,;: ]|[_'])(?=[0-9]{3}(?![0-9]))", ""), (r"(?<!\\)\\[,;: ]|\\q?quad(?![a-zA-Z])|(?<!^)~|\s+", " "), (r"\\([a-z]+)", lambda found: _MACROS.get(found[1], found[0])), (r"=([<>])", r"\1="),
         (r"(\\(?:frac|binom)) *([0-9]) *(?=[0-9{\\])", r"\1{\2}"), (r"(\\(?:frac|binom) *\{[^{}]*\}) *([0-9])", r"\1{\2}"), (r"\\mathbb\s*\{?\s*([CNQRZ])\s*\}?", r"\\\1 "),
         (r"\\(?:text(?:bf|it|rm|sf|normal)?|math(?:rm|bf|it|sf)|mbox|bbox|underline|ensuremath|operatorname)\s*\{([^{}]*)\}", r" \1 "), (r"\\?[%％]|(?<=[0-9}]) ?(?:per ?cent(?:age)?|pct)(?![a-zA-Z])", r"\\percent "),
-        (r"\\[()\[\]]", ""), (r"\\(?:langle|l(?=floor|ceil)(\w+))(?![a-zA-Z])", r" \1("), (r"\\r(?:angle|floor|ceil)(?![a-zA-Z])", ")"), (r"\\[lr]?vert(?![a-zA-Z])", "|"), (r"\|((?! \()[^|]+)\|", r" Abs(\1)"),
-        (r"\\lbrace(?![a-zA-Z])", r"\\{"), (r"\\rbrace(?![a-zA-Z])", r"\\}"), (r"(?<=[0-9]) ?degrees?(?![a-zA-Z])|\^ *\{? *\\circ(?![a-zA-Z]) *\}?", r"\\degree "),
-        (r"\\?\blog(10|2)(?=\()", r"\\log_{\1}"), (r"\\lg(?![a-zA-Z])", r"\\log_{10}"), (r"\\(sin|cos|tan|cot|sec|csc)(h?) ?\^ ?\{? ?-1 ?\}?", r"\\arc\1\2 "),
-        (r"(?<=[0-9)]) (squared|cubed|factorial)\b", lambda found: {"s": "^2", "c": "^3", "f": "!"}[found[1][0]]), (rf"\b({'|'.join(NUMBER_WORDS)})-(?=[a-z]{{3}})", r"\1 "),
-        (r"\\leq?(?:slant)?(?![a-zA-Z])|=<", "<="), (r"\\geq?(?:slant)?(?![a-zA-Z])|=>", ">="), (r"\\neq?(?![a-zA-Z])|\\not *=", " !="), (r"\\lt(?![a-zA-Z])", "<"), (r"\\gt(?![a-zA-Z])", ">"), (r"\\approx(?![a-zA-Z])", "~"), (r"[:=]=|\\in(?![a-zA-Z])", "="), (r"^\\?\{ *\w+ *(?:= *\\R *)?(?:\\mid(?![a-zA-Z])|:|\|)([^{}]*[<>=][^{}]*?)\\?\}$", r"\1"), (r"\+ ?/ ?-", r"\\pm "), (r"^0(?=[1-9]:)", ""), (r"^(1[3-9]|2[0-3])(:[0-5][0-9])$", lambda found: f"{int(found[1]) - 12}{found[2]}pm"),
+        (r"\\[()\[\]]", ""), (r"\|((?! \()[^|]+)\|", r" Abs(\1)"),
+        (r"(?<=[0-9]) ?degrees?(?![a-zA-Z])|\^ *\{? *\\circ(?![a-zA-Z]) *\}?", r"\\degree "),
+        # Of `\log` without a base, and of operators with bounds, the body follows. A binomial may be `n \choose k`.
+        (r"\\log(?! ?_| ?\{ ?\()|\blog(?= [a-zA-Z0-9\\])", r"\\Log "), (r"\b([fg]) ?\^ ?\{? ?(-?[0-9]) ?\}?(?= ?\()", r"\1_{\2}"), (r"\{?([^{}]*)\\choose(?![a-zA-Z])([^{}]*)\}?", r"\\binom{\1}{\2}"),
+        (r"^.*(?:\\(?:sum|prod) ?_ ?\{ ?i ?=|(?:Sum|Product)\(.*\(i, ).*$", lambda found: re.sub(r"(?<![\\a-zA-Z])i(?![a-zA-Z])", "i_1", found[0])),
+        (rf"\\(?:sum|(prod)) ?_ ?\{{ ?(\w+) ?= ?([^{{}}]*)\}} ?\^ ?{_BOUND}", lambda found: rf"\{'Product' if found[1] else 'Sum'}({found[2]}, {found[3]}, {found[4]})"),
+        (rf"\\int(?: ?_ ?{_BOUND} ?\^ ?{_BOUND})?(?![a-zA-Z])((?:(?!\\int).)*?) ?d ?([a-z])(?![a-zA-Z])", lambda found: rf"\Integral({found[4]}, {found[1]}, {found[2]}) ({found[3]})" if found[1] else rf"\Antiderivative({found[4]}) ({found[3]})"),
+        (r"\\lim ?_ ?\{ ?(\w) ?(?:->|→) ?([^{}^]*)(?:\^ ?\{? ?([+-]) ?\}?)? ?\}", lambda found: rf"\Limit({found[1]}, {found[2]}{f', {found[3]}1' if found[3] else ''})"),
+        (r"^(Sum|Product|Integral)\((.+), \((\w+), ([^()]+), ([^()]+)\)\)$", r"\\\1(\3, \4, \5) (\2)"), (r"^Limit\((.+), (\w+), ([^(),]+)\)$", r"\\Limit(\2, \3, 1) (\1)"),
+        (r"\\?\blog(10|2)(?=\()", r"\\log_{\1}"), (r"\\(sin|cos|tan|cot|sec|csc)(h?) ?\^ ?\{? ?-1 ?\}?", r"\\arc\1\2 "),
+        (r"(?<=[0-9)]) (squared|cubed|factorial)\b", lambda found: {"s": "^2", "c": "^3", "f": "!"}[found[1][0]]), (rf"(?<=[a-z])-(?=(?:{'|'.join(FACTOR_WORDS)})\b)", " "),
+        # Numbers in words: `three hundred and five thousand` is `(3*100+5) thousand`.
+        (rf"(?i)(?:(?<![a-z] )|(?<=and )|(?<=hundred )|(?<=llion )|(?<=base )|(?<=minus )|(?<=negative ))\b(?:({_TENS})[ -](?=(?:{_ONES})\b))?({'|'.join(COUNT_WORDS)})(?![a-z])", lambda found: str(sum(COUNT_WORDS[word.lower()] for word in found.groups("zero")))),
+        (r"([0-9]+) hundred(?: and)? ([0-9]{1,2})(?![0-9])", r"(\1*100+\2)"), (r"(?<= )(thousand|million|billion)(?: and)? (?=[0-9(])", r"\1+"),
+        (r"[:=]=", "="), (r"\\not *=", " !="), (r"^\\?\{ *\w+ *(?:= *\\R *)?(?:\\mid(?![a-zA-Z])|:|\|)([^{}]*[<>=][^{}]*?)\\?\}$", r"\1"), (r"\+ ?/ ?-", r"\\pm "), (r"^0(?=[1-9]:)", ""), (r"^(1[3-9]|2[0-3])(:[0-5][0-9])$", lambda found: f"{int(found[1]) - 12}{found[2]}pm"),
         # What SymPy and NumPy print; a matrix is a list of rows.
         (r"[(\[]?\s*\\begin\{([pbB]?matrix|smallmatrix|array)\}(?:\{[lcr| ]*\})?((?:(?!\\begin).)*?)(?:\\cr)?\s*\\end\{\1\}\s*[)\]]?", lambda found: f"[[{found[2].replace('&', ',')}]]".replace(r"\cr", "],[")),
-        (r"\b(?:math|np|numpy|sp|sympy|torch)\.(?=[a-zA-Z])", ""), (r"^(?:(?:Immutable)?(?:Dense)?Matrix|array|tensor|Tuple(?=\((.*)\)$)|frozenset|(FiniteSet|set))\((.*)\)$", lambda found: f"({found[1]})" if found[1] else rf"\{{{found[3]}\}}" if found[2] else found[3]), (r"\b(?:Integer|Float|Decimal|mpf|float\d+|int\d+)\('?([^()']*)'?\)", r"\1"), (r"(?<=[0-9.\]])\s+(?=[-0-9.\[][-0-9.e+\[\]\s]*\]$)", ","), (r"\\(?:emptyset|varnothing)(?![a-zA-Z])|^EmptySet$|^\{\}$", r"\\{\\}"),
+        (r"\b(?:math|np|numpy|sp|sympy|torch)\.(?=[a-zA-Z])", ""), (r"^(?:(?:Immutable)?(?:Dense)?Matrix|array|tensor|Tuple(?=\((.*)\)$)|frozenset|(FiniteSet|set))\((.*)\)$", lambda found: f"({found[1]})" if found[1] else rf"\{{{found[3]}\}}" if found[2] else found[3]), (r"\b(?:Integer|Float|Decimal|mpf|float\d+|int\d+)\('?([^()']*)'?\)", r"\1"), (r"(?<=[0-9.\]])\s+(?=[-0-9.\[][-0-9.e+\[\]\s]*\]$)", ","), (r"^EmptySet$|^\{\}$", r"\\{\\}"),
         (r"Interval(?:\.(open|Lopen|Ropen))?\(((?:[^()]|\([^()]*\))*)\)", lambda found: f"{'(' if found[1] in ('open', 'Lopen') else '['}{found[2]}{')' if found[1] in ('open', 'Ropen') else ']'}"),
         (r"^(?:Eq|(Ne))\(((?:[^(),]|\([^()]*\))*), (.*)\)$", lambda found: f"{found[2]} {'!' if found[1] else ''}= {found[3]}"), (r"(?<=[{ ])([a-zA-Z]\w*) ?: (?=.*\}\]?$)", r"\1="), (r"^([\[\]])([^\[\](){}]*[,;][^\[\](){}]*)([\[\])])$", lambda found: f"{'[' if found[1] == '[' else '('}{found[2]}{')' if found[3] in '[)' else ']'}"), (r"\\frac *\{ *d([a-zA-Z]?) *\} *\{ *d([a-zA-Z]) *\}|(?<![\w\\])d([a-zA-Z]?) ?/ ?d([a-zA-Z])(?!\w)", r"d_{\1\3\2\4}"), (r"\b(?:minus|negative) (?=[0-9])", "-"), (r"(?<![0-9.])([0-9]*)\.([0-9]*)(?:\\(?:overline|bar|dot) *\{? *([0-9]+) *\}?|\(([0-9]+)\)|([0-9])\5\5+(?:\.{3}|…|\\[lc]?dots)$)", lambda found: f"((0{found[1]}{found[2]}+{found[found.lastindex]}/{'9' * len(found[found.lastindex])})/10^{len(found[2])})"),
         # A mixed number is a sum, the base is a part of the number, and of a time am and pm are.
@@ -52,7 +67,8 @@ _SIMPLER = [(re.compile(pattern), replacement) for pattern, replacement in (
         (r"^\(?([0-9][0-9A-Fa-f]*|[A-Fa-f]{2,}(?=.*(?:16|hex))|[A-F]{2,})\)?(?: ?_[ {(]*(?:base )?| \(?(?:in )?(?:base |(?=binary|octal|hex)))([0-9]{1,2}|[a-z]+)\b[ })]*$", lambda found: f"{found[1].upper()}_{_BASES.get(found[2], found[2])}"),
         (r"_10$", ""), (r"(?i)\b([0-9]{1,2})(:[0-9]{2})? ?([ap])\.? ?m\b\.?", lambda found: f"{found[1]}{found[2] or ':00'}{found[3].lower()}m"),
 )]  # fmt: skip
-_GROUPED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})++(?!,?[0-9])")
+# Also 1,50,000, as in India, where a group begins with 0: 12,34,567 may be three numbers.
+_GROUPED = re.compile(r"(?<![0-9.,])(?:[0-9]{1,3}(?:,[0-9]{3})++|(?=[0-9,]*,0)[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3})(?!,?[0-9])")  # fmt: skip
 _CHOICE = re.compile(r"^\(?([a-zA-Z])\)$")
 _BLANKS = re.compile(r"(?<![0-9])\s+|\s+(?![0-9\s])")
 
@@ -115,7 +131,7 @@ def plain(text: str) -> str:
 def squashed(text: str) -> str:
     """Folds `text` for comparison as text: no blanks but those between digits, and words in one case."""
     text = _BLANKS.sub("", text)
-    return text if re.search(r"[0-9+*/^=\\]", text) else text.casefold()
+    return text if re.search(r"[0-9+*/^=\\]|[a-zA-Z]\(", text) else text.casefold()
 
 
 def cut(text: str, pattern: str) -> tuple[list[str], list[str]]:
@@ -145,10 +161,8 @@ def _or_none(read: Any) -> Any:
 
     @functools.lru_cache(maxsize=4096)
     def reads(text: str) -> Any:
-        try:
+        with contextlib.suppress(ArithmeticError, ValueError, RecursionError):
             return read(text) if len(text) <= MAX_CHARS else None
-        except (ArithmeticError, ValueError, RecursionError):
-            return None
 
     return reads
 
@@ -160,7 +174,7 @@ m 1: 1 m meter metre, 1000 km kilometer kilometre, 1/100 cm centimeter centimetr
 m 3: 1/1000 L l liter litre, 1/1000000 mL ml cc milliliter, 1/10000 dL
 s 1: 1 s sec second, 1/1000 ms millisecond, 60 min minute, 3600 h hr hour, 86400 day, 604800 week
 g 1: 1 g gram, 1000 kg kilogram, 1/1000 mg milligram, 1000000 tonne, 45359237/100000 lb pound, 45359237/1600000 oz ounce
-month 1: 1 month, 12 yr year; usd 1: 1 $ dollar usd, 1/100 ¢ cent; eur 1: 1 € euro; deg 1: 1 degree deg, 180/pi rad radian; £ 1: 1 £; ¥ 1: 1 ¥; N 1: 1 N newton; J 1: 1 J joule; W 1: 1 W watt; Hz 1: 1 Hz hertz
+month 1: 1 month, 12 yr year; usd 1: 1 $ dollar usd, 1/100 ¢ cent; eur 1: 1 € euro; deg 1: 1 degree deg, 180/pi rad radian; £ 1: 1 £; ¥ 1: 1 ¥; ₹ 1: 1 ₹ rupee; N 1: 1 N newton; J 1: 1 J joule; W 1: 1 W watt; Hz 1: 1 Hz hertz
 """
 _UNITS = {
     name: (kind.partition(" ")[0], int(kind[-1]), factor)
@@ -171,11 +185,11 @@ _UNITS = {
 _NO_UNITS = {*WORDS, *["not", "error", "nan", "infinite", "true", "false", "none", "for", "all", "and", "with", "mod", "modulo", "plus", "minus", "times", "over", "choose", "base", "negative", "less", "more", "than", "squared", "cubed", "undefined", "solution", "wrong", "right", "correct", "incorrect", "answer", "above", "below", "except", "but", "the", "are", "was", "too"]}  # fmt: skip
 _VALUE = re.compile(
     r"(?:[-+*/(){}0-9.,\s!^]|(?<=[0-9.])[eE](?=[-+]?[0-9])|\\(?:frac|sqrt|pi|times|cdot|percent)(?![a-zA-Z])"
-    rf"|(?:pi|sqrt|{'|'.join(NUMBER_WORDS)})(?![a-zA-Z]))*+(?<=[0-9.)}}!a-z ])"
+    rf"|(?:pi|sqrt|{'|'.join(FACTOR_WORDS)})(?![a-zA-Z]))*+(?<=[0-9.)}}!a-z ])"
 )
-_PART = re.compile(r"(/|per )? ?(?:(square|sq|cubic)\.? )?\\?([a-zA-Z]+|[$€£¥¢])\.?(?: ?\^ ?\{?(-?[1-3])\}?| (squared|cubed))? *")  # fmt: skip
+_PART = re.compile(r"(/|per )? ?(?:(square|sq|cubic)\.? )?\\?([a-zA-Z]+|[$€£¥₹¢])\.?(?: ?\^ ?\{?(-?[1-3])\}?| (squared|cubed))? *")  # fmt: skip
 _POWERS = {None: 1, "square": 2, "sq": 2, "squared": 2, "cubic": 3, "cubed": 3}
-_MONEY = re.compile(r"([-+]?) ?\\?([$€£¥]) ?(?=[-0-9.\\])(.*)")
+_MONEY = re.compile(r"([-+]?) ?\\?([$€£¥₹]) ?(?=[-0-9.\\])(.*)")
 
 
 def split_unit(text: str) -> tuple[str, str, str]:

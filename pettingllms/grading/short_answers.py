@@ -15,28 +15,18 @@ _SIGNS = re.compile(r"[\W_]+")
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 
-def normal_words(text: str) -> list[str]:
-    """The words of an answer that count: in lower case, without punctuation and articles."""
-    return _ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split()
-
-
 def normal(text: str) -> str:
-    """An answer reduced to what counts; empty where nothing does, as of `the`."""
-    return " ".join(normal_words(text))
-
-
-def exact_match(answer: str, accepted: Iterable[str]) -> bool:
-    """Returns whether an answer equals one of those accepted."""
-    return normal(answer) in map(normal, accepted)
+    """The words of an answer that count, in lower case without articles; empty for `the`."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
 def f1(answer: str, accepted: Iterable[str]) -> float:
     """The greatest F1 of the words of an answer with those of one accepted, from 0 to 1."""
-    said, best = Counter(normal_words(answer)), 0.0
-    for right in map(Counter, map(normal_words, accepted)):
+    words, best = Counter(normal(answer).split()), 0.0
+    for right in (Counter(normal(other).split()) for other in accepted):
         # As SQuAD has it: where nothing counts, only another empty answer is the same.
-        words = said.total() + right.total()
-        best = max(best, 2 * (said & right).total() / words if words else 1.0)
+        total = words.total() + right.total()
+        best = max(best, 2 * (words & right).total() / total if total else 1.0)
     return best
 
 
@@ -51,4 +41,4 @@ def contains(text: str, accepted: Iterable[str]) -> bool:
 
 def telling(accepted: Iterable[str]) -> tuple[str, ...]:
     """Those of the accepted answers that an unrelated text hardly contains: not yes, no, nor one or two characters."""
-    return tuple(each for each in accepted if len(normal(each)) > 2 and normal(each) != "yes")
+    return tuple(text for text in accepted if len(normal(text)) > 2 and normal(text) != "yes")

@@ -23,6 +23,7 @@ from typing import Any, Literal, NamedTuple
 logger = logging.getLogger(__name__)
 
 CPU_S, MEMORY_BYTES = 1.0, 2 << 30
+_PIPES: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "bufsize": 0}  # fmt: skip
 WALL_S = 120.0  # on a busy machine, to import SymPy and for one pair
 MISSING = "SymPy cannot be used; pip install 'pettingllms[math]'"
 TOO_LONG = "SymPy took too long or too much memory"
@@ -49,15 +50,21 @@ class _Grader:
         """Asks once more where the pair is not to blame for the loss of the worker."""
         with self.lock:
             for _ in range(0 if self.missing else 2):
-                reply, code = b"", None
+                # With `-P` the folder of the script, whose modules have common names, is not searched.
+                command = [sys.executable, "-P", str(Path(__file__).with_name("worker.py"))]
+                process: Any = self.process or subprocess.Popen(command, **_PIPES)
+                self.process = process
+                line = b""
                 try:
-                    reply = self._reply(json.dumps(question).encode())
+                    with contextlib.suppress(BrokenPipeError):
+                        process.stdin.write(json.dumps(question).encode() + b"\n")
+                    if wait([process.stdout], WALL_S):
+                        line = process.stdout.readline()
                 finally:
-                    # After Ctrl-C, too: the reply would be taken for that to the next question.
-                    if not reply:
-                        code = self.end()
-                if reply:
-                    equal, cpu_s = json.loads(reply)
+                    # After Ctrl-C, too: the line would be taken for that to the next question.
+                    code = None if line else self.end()
+                if line:
+                    equal, cpu_s = json.loads(line)
                     return Grade(equal, "sympy", "", cpu_s)
                 if code == 1:  # Python could not import SymPy
                     self.missing = True
@@ -67,29 +74,13 @@ class _Grader:
             logger.info("undecided: %.80r and %.80r", *question[:2])
             return Grade(False, "undecided", MISSING if self.missing else TOO_LONG, CPU_S)
 
-    def _reply(self, question: bytes) -> bytes:
-        """The worker's line, empty if it has ended; kills one that hangs."""
-        if self.process is None:
-            # With `-P` the folder of the script, whose modules have common names, is not searched.
-            command = [sys.executable, "-P", str(Path(__file__).with_name("worker.py"))]
-            pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
-            self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL, **pipes)
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.write(question + b"\n")
-        if not wait([self.process.stdout], WALL_S):
-            self.process.kill()
-        reply = self.process.stdout.readline()
-        if not reply:
-            self.process.wait()
-        return bytes(reply)
-
     def end(self) -> int | None:
         """Kills the worker and returns how it ended; the next question starts another."""
         process, self.process = self.process, None
         if process is None:
             return None
         with process:
-            process.kill()
+            process.kill()  # one that has ended by itself keeps its code
         return int(process.returncode)
 
     def forget(self) -> None:

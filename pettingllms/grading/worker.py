@@ -31,6 +31,16 @@ _JOINS |= dict.fromkeys([r"\setminus", "Complement"], lambda one, other: one - o
 _UNION = r"\\(?:(?:big)?(?:cup|cap)|setminus)(?![a-zA-Z])|(?<=[)\]}]) *U *(?=[(\[{\\])"
 _SET = re.compile(rf"{_UNION}|[<>]|\\R(?![a-zA-Z])|!=|^(?:Union|Interval|Complement|Or|And|Ne|FiniteSet|Reals)")  # fmt: skip
 
+_MEANT = {
+    "degree": sympy.pi / 180,
+    "Function": lambda letter, *args: sympy.Function(letter)(*args),
+    "Antiderivative": sympy.Function("Antiderivative"),
+    "Log": lambda *args: sympy.log(*args) * sympy.Symbol("of an unknown base"),
+    "Limit": lambda *args: sympy.Limit(
+        *args[:3], {1: "+", -1: "-"}[args[3]] if args[3:] else "+-"
+    ).doit(),
+}
+
 
 def main() -> None:
     """Answers pairs until the pipe is closed."""
@@ -125,21 +135,21 @@ def value(text: str) -> Any:
 
 def call(name: str, *args: Any) -> Any:
     """A function, a symbol or a constant of SymPy."""
-    if name == "degree":
-        return sympy.pi / 180
     if name in ("factorial", "binomial") and any(n.is_Rational and abs(n) > 3000 for n in args):
         raise Unreadable
     if name == "root" and args[0].is_negative and args[1].is_odd:
         return -sympy.root(-args[0], args[1])
-    found = getattr(sympy, name, None) or getattr(S, name)
-    return found(*args) if args else found
+    if name in ("Sum", "Product", "Integral"):
+        return getattr(sympy, name)(args[0], args[1:]).doit()
+    meant = _MEANT.get(name) or getattr(sympy, name, None) or getattr(S, name)
+    return meant(*args) if args else meant
 
 
 def links(relation: Relation) -> list[tuple[str, Any]]:
     """Each relation of a chain: its kind, and what it compares with 0."""
     sides = [*map(value, relation.sides)]
-    pairs = zip(relation.signs, sides, sides[1:], strict=False)
-    return [(sign.replace(">", "<"), b - a if ">" in sign else a - b) for sign, a, b in pairs]
+    linked = zip(relation.signs, sides, sides[1:], strict=False)
+    return [(sign.replace(">", "<"), b - a if ">" in sign else a - b) for sign, a, b in linked]
 
 
 def related(gold: tuple[str, Any], answer: tuple[str, Any]) -> bool:
