@@ -63,10 +63,13 @@ def test_numbers_that_an_optimizer_or_a_loss_refuses_are_refused_at_once(wrong):
         a_config(**wrong)
 
 
-@pytest.mark.parametrize("name", ["gamma", "top_layer", "kl", "batching"])
-def test_nothing_far_away_is_suggested(name):
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("gamma", 1), ("top_layer", 1), ("kl", 1), ("batching", 1), ("loss_type", "vespo")],
+)
+def test_nothing_far_away_is_suggested(name, value):
     with pytest.raises(ConfigError) as e:
-        a_config(**{name: 1})
+        a_config(**{name: value})
     assert "did you mean" not in str(e.value)
 
 
