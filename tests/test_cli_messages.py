@@ -242,9 +242,9 @@ def test_a_misspelled_option_gets_its_suggestion_before_what_else_is_missing(
 
 
 def test_sigterm_stops_a_training_in_order_and_exits_with_143() -> None:
-    asked = train.StopAsked()
-    asked.ask(signal.SIGTERM, None)
-    assert asked.signal == signal.SIGTERM
+    with train.stop_signals() as asked:
+        signal.raise_signal(signal.SIGTERM)
+        assert asked.signal == signal.SIGTERM
 
 
 def test_an_option_of_several_words_keeps_one_spelling_in_files(tmp_path: Path) -> None:

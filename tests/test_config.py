@@ -55,6 +55,12 @@ def test_every_setting_of_trl_is_here_or_has_an_answer():
             a_config(**{name: 1})
 
 
+def test_arguments_of_the_tokenizer_are_none_of_the_template() -> None:
+    for name in ("tokenize", "chat_template"):
+        with pytest.raises(ConfigError, match=f"chat_template_kwargs: {name} is set here"):
+            a_config(chat_template_kwargs={name: False, "enable_thinking": False})
+
+
 @pytest.mark.parametrize(
     "wrong", [{"adam_beta1": 2}, {"adam_beta2": 1.0}, {"epsilon": 1.5}, {"adam_beta1": -0.1}]
 )

@@ -226,11 +226,11 @@ class ApiCall:
         message = first.get("message") if isinstance(first, dict) else None
         if not isinstance(first, dict) or not isinstance(message, dict):
             raise self._nonsense(answer, cost)
-        text, truncated = message.get("content"), first.get("finish_reason") == "length"
-        refusal = message.get("refusal")
-        if isinstance(text, list):
-            text, refusal = _part(text, "text"), refusal or _part(text, "refusal")
-        if not isinstance(text, str | None):
+        content, truncated = message.get("content"), first.get("finish_reason") == "length"
+        refusal, text = message.get("refusal"), content or ""
+        if isinstance(content, list):
+            text, refusal = _part(content, "text"), refusal or _part(content, "refusal")
+        if not isinstance(text, str):
             raise self._nonsense(answer, cost)
         # A refusal is what the model answered, and no failure of the server; so is a message without
         # a text, which asking again would not change. Where it was cut, thoughts took all tokens.

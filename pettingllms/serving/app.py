@@ -11,9 +11,8 @@ POST  /tokenize, /detokenize  count tokens with the served model's own tokenizer
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from starlette.applications import Starlette
@@ -143,11 +142,6 @@ def application(server: TeamServer, key: str | None) -> Starlette:
     """Builds the HTTP interface; a key, if given, is required everywhere but at `/health`."""
     interface = _Interface(server)
 
-    @contextlib.asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        yield
-        server.close()
-
     routes = [
         ("/v1/models", interface.models, "GET"),
         ("/v1/models/{name:path}", interface.model, "GET"),
@@ -170,5 +164,4 @@ def application(server: TeamServer, key: str | None) -> Starlette:
             Route("/health", interface.health),
             *(Route(path, guarded(do, key), methods=[method]) for path, do, method in routes),
         ],
-        lifespan=lifespan,
     )

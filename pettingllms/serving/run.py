@@ -72,12 +72,16 @@ def serve(
     Args:
         application: what is served.
         listening: the socket.
-        end_requests: called from the event loop to give the requests in progress an early end.
+        end_requests: called from the event loop to give the requests in progress an early end, and at the end.
     """
     settings = uvicorn.Config(
         application,
         http=Protocol,
+        lifespan="off",  # a second signal would show its cancellation as a traceback
         log_level="warning",
         timeout_graceful_shutdown=STOP_SECONDS,
     )
-    _Server(settings, end_requests).run(sockets=[listening])
+    try:
+        _Server(settings, end_requests).run(sockets=[listening])
+    finally:
+        end_requests()
