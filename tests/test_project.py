@@ -84,7 +84,7 @@ def test_the_core_needs_no_deep_learning_library() -> None:
 # Budgets and hygiene
 
 
-LINES, NODES = 56_141, 350_458  # of the whole package; they only shrink
+LINES, NODES = 56_281, 351_479  # of the whole package; raised by issue 38, else they only shrink
 
 
 def test_the_package_keeps_its_size() -> None:
