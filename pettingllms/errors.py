@@ -108,7 +108,9 @@ def naming_extras() -> Iterator[None]:
 
 LISTED = 30
 NEAR = 0.66
-"""The least share of letters that a name has in common with one that is suggested."""
+"""The least share of letters that a name has in common with one that is suggested, if both begin alike."""
+NEARER = 0.75
+"""That of other names: TRL's losses `luspo` and `vespo` are no slips of `sapo`."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -118,7 +120,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     # Without the dashes of options, which would make every two of them alike.
     bare = {candidate.lstrip("-"): candidate for candidate in names}
     stripped = name.lstrip("-")
-    if close := difflib.get_close_matches(stripped, bare, n=3, cutoff=NEAR):
+    alike = [candidate for candidate in bare if candidate[:1] == stripped[:1]]
+    close = difflib.get_close_matches(stripped, alike, n=3, cutoff=NEAR)
+    if close := close or difflib.get_close_matches(stripped, bare, n=3, cutoff=NEARER):
         # Letters that changed places are the likeliest slip; else the closest name comes first.
         best = max(close, key=lambda match: sorted(match) == sorted(stripped))
         return f"did you mean {bare[best]!r}?"

@@ -9,6 +9,7 @@ swap matrix, results.json, the model card and the viewer. Tasks are the unit, ne
 | the difference of two shares, paired by task | Tango's score interval (Statistics in Medicine 17, 1998) |
 | the difference of other scores | percentiles of 2000 bootstrap resamples of tasks |
 | is there a difference | the exact sign-flip test; for tasks solved or not it is McNemar's exact test |
+| which of the two is higher | decided where that test, corrected, and the interval agree |
 | several tests at once | Holm's correction; the primary score of each comparison is a family of its own |
 | several seeds over the same tasks | Wilson's or a Student interval for the variance over seeds and tasks |
 """
@@ -18,7 +19,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -65,9 +66,20 @@ class Difference(NamedTuple):
     """Corrected for the tests that are shown together."""
 
     @property
+    def verdict(self) -> str:
+        """`higher` or `lower` where both the interval and the corrected test say so, else `not decided`."""
+        if self.p_holm >= LEVEL or self.low <= 0 <= self.high:
+            return "not decided"
+        return "higher" if self.mean > 0 else "lower"
+
+    @property
     def clear(self) -> bool:
-        """True if the corrected test finds a difference."""
-        return self.p_holm < LEVEL
+        """True if the second is higher or lower."""
+        return self.verdict != "not decided"
+
+    def row(self) -> dict[str, Any]:
+        """The record as JSON has it."""
+        return self._asdict() | {"verdict": self.verdict}
 
 
 def primary(names: Iterable[str]) -> str | None:

@@ -291,8 +291,8 @@ def test_swapped_policies_score_otherwise_and_all_is_the_matrix(
     assert main(["--compare", *both, "--out", str(tmp_path / "c")]) == 0
     [pair] = json.loads((tmp_path / "c" / "comparison.json").read_text())["comparisons"]
     cell, alone = swaps["writer"]["reader"], pair["scores"]["success"]["difference"]
-    assert {k: v for k, v in cell.items() if k[:2] not in ("p_", "cl")} == {
-        k: v for k, v in alone.items() if k[:2] not in ("p_", "cl")
+    assert {k: v for k, v in cell.items() if k[:2] not in ("p_", "ve")} == {
+        k: v for k, v in alone.items() if k[:2] not in ("p_", "ve")
     }
     assert cell["p_holm"] >= cell["p"] == alone["p"] == alone["p_holm"]
     assert re.search(r"writer +\d.*\], [+-]?\d\.\d\d \[", out)
@@ -336,6 +336,7 @@ def test_two_evaluations_are_compared_task_by_task(
     assert main(["--compare", str(one), str(two), "--out", str(tmp_path / "c")]) == 0
     out = capsys.readouterr().out
     assert "5 tasks; 1 tasks of only one side are left out" in out
+    assert f"success of {two}:adapters against {one}:adapters: not decided" in out
     written = json.loads((tmp_path / "c" / "comparison.json").read_text())
     assert written["settings_apart"] == {"samples": [1, 2]}
     assert "settings that differ: samples: 1, 2" in out

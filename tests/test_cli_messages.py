@@ -41,6 +41,19 @@ def closed_pipe() -> int:
     return writing
 
 
+def test_ctrl_c_while_a_command_ends_is_no_traceback() -> None:
+    code = (
+        "import atexit, os, signal, sys\n"
+        "from pettingllms.cli.guard import guarded\n"
+        "def command():\n"
+        "    atexit.register(os.kill, os.getpid(), signal.SIGINT)\n"
+        "    raise KeyboardInterrupt\n"
+        "sys.exit(guarded(command))\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "interrupted\n")
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 @pytest.mark.parametrize("together", [False, True], ids=["stdout", "both"])
 def test_a_reader_that_has_left_ends_every_command_quietly(name: str, together: bool) -> None:
@@ -229,9 +242,9 @@ def test_a_misspelled_option_gets_its_suggestion_before_what_else_is_missing(
 
 
 def test_sigterm_stops_a_training_in_order_and_exits_with_143() -> None:
-    asked = train.StopAsked()
-    asked.ask(signal.SIGTERM, None)
-    assert asked.signal == signal.SIGTERM
+    with train.stop_signals() as asked:
+        signal.raise_signal(signal.SIGTERM)
+        assert asked.signal == signal.SIGTERM
 
 
 def test_an_option_of_several_words_keeps_one_spelling_in_files(tmp_path: Path) -> None:

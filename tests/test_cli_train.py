@@ -316,7 +316,8 @@ def test_the_estimate_of_an_adapter_is_what_peft_makes(model: Path) -> None:
 def test_a_second_interrupt_stops_at_once_unless_it_is_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked = StopAsked()
+    reading, writing = os.pipe2(os.O_NONBLOCK)
+    asked = StopAsked(reading)
     assert not asked()
     asked.ask(signal.SIGTERM, None)
     assert asked()
@@ -326,3 +327,9 @@ def test_a_second_interrupt_stops_at_once_unless_it_is_the_same(
     monkeypatch.setattr(train, "SAME_SECONDS", 0.0)
     with pytest.raises(KeyboardInterrupt):
         asked.ask(signal.SIGTERM, None)
+    # Python calls once for two presses during one call of C.
+    os.write(writing, bytes([signal.SIGINT, signal.SIGINT]))
+    with pytest.raises(KeyboardInterrupt):
+        StopAsked(reading).ask(signal.SIGINT, None)
+    os.close(reading)
+    os.close(writing)

@@ -45,6 +45,22 @@ def test_the_silence_of_a_head_ends_when_it_answers(monkeypatch):
     assert seen == [False, True, True, False]
 
 
+def test_an_engine_without_memory_is_not_started_for_ever(monkeypatch):
+    engines = pytest.importorskip("pettingllms.distributed.engines")
+
+    def remote(**options: Any) -> Any:
+        asked.update(options)
+        raise InterruptedError
+
+    asked: dict[str, Any] = {}
+    share = SimpleNamespace(options={"num_gpus": 1}, replicas=1)
+    monkeypatch.setattr(engines, "_engines", lambda *_: [(("a",), None, share)])
+    monkeypatch.setattr(engines.ray, "remote", remote)
+    with pytest.raises(InterruptedError):
+        engines.Engines(None, SimpleNamespace(worker_timeout=1.0), {})
+    assert 0 < asked["max_restarts"] < 100
+
+
 def test_a_byte_of_the_source_and_the_place_of_a_file_change_its_digest(tmp_path):
     one, other = tmp_path / "one", tmp_path / "other"
     (one / "sub").mkdir(parents=True)

@@ -55,6 +55,12 @@ def test_every_setting_of_trl_is_here_or_has_an_answer():
             a_config(**{name: 1})
 
 
+def test_arguments_of_the_tokenizer_are_none_of_the_template() -> None:
+    for name in ("tokenize", "chat_template"):
+        with pytest.raises(ConfigError, match=f"chat_template_kwargs: {name} is set here"):
+            a_config(chat_template_kwargs={name: False, "enable_thinking": False})
+
+
 @pytest.mark.parametrize(
     "wrong", [{"adam_beta1": 2}, {"adam_beta2": 1.0}, {"epsilon": 1.5}, {"adam_beta1": -0.1}]
 )
@@ -63,10 +69,13 @@ def test_numbers_that_an_optimizer_or_a_loss_refuses_are_refused_at_once(wrong):
         a_config(**wrong)
 
 
-@pytest.mark.parametrize("name", ["gamma", "top_layer", "kl", "batching"])
-def test_nothing_far_away_is_suggested(name):
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("gamma", 1), ("top_layer", 1), ("kl", 1), ("batching", 1), ("loss_type", "vespo")],
+)
+def test_nothing_far_away_is_suggested(name, value):
     with pytest.raises(ConfigError) as e:
-        a_config(**{name: 1})
+        a_config(**{name: value})
     assert "did you mean" not in str(e.value)
 
 

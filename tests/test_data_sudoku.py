@@ -223,8 +223,11 @@ def test_a_difficulty_is_dealt_as_asked_for(size, clues, difficulty):
 
 def test_what_no_puzzle_can_have_is_refused():
     for clues in [(9, 8), (1, 3), (16, 20), (5,), (1, 2, 3)]:
-        with pytest.raises(ConfigError, match="suits no 4x4 puzzle"):
+        with pytest.raises(ConfigError, match="suits no 4x4 puzzle of the generator"):
             sudoku.generate(random.Random(0), "train", size=4, clues=clues)
+    # Digging this far takes up to a minute and a half.
+    with pytest.raises(ConfigError, match="give \\(fewest, most\\), from 120 to 255"):
+        sudoku.generate(random.Random(4), "train", size=16, clues=(100, 130))
     with pytest.raises(ConfigError, match="no 4x4 puzzle of difficulty 'search'"):
         sudoku.generate(random.Random(0), "train", size=4, difficulty="search")
 

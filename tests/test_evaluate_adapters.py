@@ -7,18 +7,21 @@ import shutil
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub.constants
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from pettingllms.api import evaluate
 from pettingllms.assembly import build_policies, located
 from pettingllms.cli.evaluate import main, parse
 from pettingllms.cli.guard import FAILED
+from pettingllms.errors import ConfigError
 from pettingllms.evaluation.run import EvalPlan, plan_of
+from pettingllms.policies.weights import read_config, read_tensors
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from tests.tiny_lm import save_tiny, tiny_model
 
@@ -192,7 +195,7 @@ def test_what_is_no_adapter_is_refused_with_a_cure(
         str(run): "--resume",
         str(bare): "save_pretrained",
         str(broken): "not an object",
-        str(dora): "DoRA",
+        str(dora): "has use_dora='True'; only plain LoRA",
         f"writer={adapter},writer={adapter}": "'writer' is named twice",
         f"writer={adapter},": "is not ROLE=FOLDER",
         f"wrter={adapter}": "did you mean 'writer'",
@@ -222,6 +225,40 @@ def test_what_is_no_model_is_refused_with_a_cure(
         argv = [*words[:-1], name]
         assert says in failure(argv, capsys), name
         assert says in failure([*argv, "--dry-run"], capsys), name
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"r": 10**7},
+        {"r": "16"},
+        {"lora_alpha": float("nan")},
+        {"target_modules": "(.*.*)*(.*.*)*Z"},
+        {"target_modules": "("},
+        {"target_modules": {"q_proj": 1}},
+        {"rank_pattern": {"(.*.*)*Z": 5}},
+        {"alpha_pattern": {"q_proj": "y"}},
+        {"layers_to_transform": "x"},
+        {"layer_replication": [[0, 10**6]]},
+        {"loftq_config": {"loftq_bits": 4}},
+        {"of_a_later_peft": True},
+    ],
+    ids=str,
+)
+def test_a_hostile_adapter_is_refused_before_peft_sees_it(field: dict[str, Any], tmp_path: Path):
+    values = {"peft_type": "LORA", "r": 4, "target_modules": r".*layers.*\.(q|v)_proj"}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(values))
+    assert read_config(tmp_path).r == 4
+    (tmp_path / "adapter_config.json").write_text(json.dumps(values | field))
+    with pytest.raises(ConfigError, match=f"has {next(iter(field))}=.*only plain LoRA"):
+        read_config(tmp_path)
+
+
+def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    save_file({"x": torch.tensor([1.0, float("nan")])}, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(ConfigError, match="has NaN or infinity, first in x"):
+        read_tensors(tmp_path, "base", "digest")
 
 
 @pytest.mark.parametrize("listens", [False, True], ids=["closed-port", "never-answers"])

@@ -210,12 +210,16 @@ def test_agreement_on_every_task_is_not_certainty() -> None:
     assert p_value(np.zeros(100)) == 1.0
 
 
-def test_the_star_follows_the_exact_test_and_not_the_interval() -> None:
+def test_a_verdict_needs_the_interval_and_the_exact_test() -> None:
     first = {str(n): {"success": 0.0} for n in range(100)}
     second = {task: {"success": float(int(task) < 4)} for task in first}
     gain = differences(first, second, seed=0)["success"]
     assert gain.low > 0
-    assert (gain.p, gain.clear) == (0.125, False)  # McNemar: 2 / 2^4
+    assert (gain.p, gain.verdict) == (0.125, "not decided")  # McNemar: 2 / 2^4
+    decided = gain._replace(p_holm=0.01)
+    assert (decided.verdict, decided.row()["verdict"]) == ("higher", "higher")
+    assert decided._replace(low=-0.01).verdict == "not decided"
+    assert decided._replace(mean=-0.04, low=-0.1, high=-0.01).verdict == "lower"
 
 
 @given(st.lists(st.sampled_from([-1.0, 0.0, 1.0]), min_size=1, max_size=10))

@@ -386,6 +386,33 @@ def test_the_record_of_looking_ahead_survives_its_file() -> None:
         ]
 
 
+class Paying(tic_tac_toe_env.env):
+    """Three players with a move each, all of which pay the first one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.possible_agents = ["a_1", "b_1", "c_1"]
+
+    def step(self, action: str) -> None:
+        agent = self.agent_selection
+        if self.terminations[agent]:
+            self._was_dead_step(action)
+            return
+        self._cumulative_rewards[agent] = 0
+        self._clear_rewards()
+        place = self.possible_agents.index(agent)
+        self.rewards["a_1"] = 1 + place
+        self.terminations = dict.fromkeys(self.agents, place == 2)
+        self.agent_selection = self.possible_agents[(place + 1) % 3]
+        self._accumulate_rewards()
+
+
+def test_late_rewards_of_one_decision_add_up() -> None:
+    [trajectory] = play(Paying(), Recording(lambda *_: "x"), RolloutShape(), TASKS[:1])
+    assert [group.late_reward for group in trajectory.groups] == [5.0, 0.0, 0.0]
+    assert trajectory.returns["a_1"] == 6.0
+
+
 def test_a_late_reward_of_ones_own_is_part_of_what_followed() -> None:
     """In a game without a team reward, what followed a decision is its own agent's alone."""
     order = (0, 3, 1, 4, 2)  # the first player's third mark wins, and pays the second -1

@@ -185,16 +185,22 @@ def test_thoughts_that_use_up_a_reply_and_refusals_are_the_models_own(stub, tmp_
     answers[2] = json.dumps({"choices": [refused]}).encode()
     answers[3] = said(None)
     answers[4] = said("Half of", finish_reason="content_filter")
+    answers[5] = said(" \n")
+    answers[6] = said([{"type": "thinking", "thinking": []}, {"type": "text", "text": "In parts"}])
+    answers[7] = said([{"type": "refusal", "refusal": "Never."}])
     stub.misbehave = lambda handler, number: handler.answer(answers[number])
     path = tmp_path / "samples.jsonl"
-    found = sample(partners(stub, path, concurrency=1), asked(4))
+    found = sample(partners(stub, path, concurrency=1), asked(7))
     assert [(one.text, one.truncated, one.refused) for one in found] == [
         ("", True, False),
         ("I will not.", False, True),
         ("", False, True),
         ("Half of", False, True),
+        ("", False, True),
+        ("In parts", False, False),
+        ("Never.", False, True),
     ]
-    assert sample(partners(stub, path), asked(4)) == found  # from the file, not asked again
+    assert sample(partners(stub, path), asked(7)) == found  # from the file, not asked again
 
 
 def test_no_more_requests_run_at_once_than_allowed(stub):

@@ -186,6 +186,13 @@ def test_data_of_another_person_names_no_path_and_no_code(tmp_path):
     assert found is not None
     assert found.env_args == {"max_turns": 2, "topology": "star"}
     assert (found.policies, found.sandbox) == ("answerer=a", ATGRPOConfig.sandbox)
+    template = {"enable_thinking": False, "template": "{{ 1 }}"}
+    team["settings"] = settings | {"chat_template_kwargs": template}
+    (tmp_path / "team.json").write_text(json.dumps(team))
+    found = team_of(tmp_path, None)
+    assert found is not None
+    assert found.chat_template_kwargs == {"enable_thinking": False}
+    team["settings"] = settings
     settings["model"] = "../secret"
     for damaged in (json.dumps(team), "[" * 100_000):
         (tmp_path / "team.json").write_text(damaged)

@@ -484,7 +484,7 @@ def test_tasks_are_grouped_with_their_own_text_and_the_hardest_stand_first(tmp_p
     ]  # fmt: skip
     assert pair["counts"] == {"right": 2, "wrong": 0, "same": 1}
     expected = paired_difference([1.0, 0.5, 0.0], [1.0, 1.0, 0.25], share=True, seed=0)
-    assert pair["difference"] == expected._asdict() | {"clear": False}
+    assert pair["difference"] == expected._asdict() | {"verdict": "not decided"}
 
 
 def test_a_link_is_followed_once_and_not_when_the_next_run_begins(tmp_path: Path) -> None:

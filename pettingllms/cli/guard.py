@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import logging
@@ -73,6 +74,9 @@ def guarded(command: Callable[[], int]) -> int:
             # What is still buffered would fail once more when the interpreter ends.
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         return PIPE_CLOSED
+    finally:
+        # One more Ctrl-C then ends the process; raised in a library's exit handler, it would be a traceback.
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)
 
 
 def _reported(command: Callable[[], int]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shlex
 import signal
@@ -184,14 +185,23 @@ def _train(command: TrainCommand) -> int:
 @contextlib.contextmanager
 def stop_signals() -> Iterator[StopAsked]:
     """Lets the first SIGINT or SIGTERM ask for an orderly stop, and the second stop at once."""
-    asked = StopAsked()
+    reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    asked = StopAsked(reading)
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(number, asked.ask) for number in numbers]
+    woken = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     try:
         yield asked
     finally:
+        signal.set_wakeup_fd(woken)
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
+        os.close(reading)
+        os.close(writing)
+
+
+# The signals of a forked process are not presses of this one.
+os.register_at_fork(after_in_child=functools.partial(signal.set_wakeup_fd, -1))
 
 
 SAME_SECONDS = 0.5
@@ -199,9 +209,15 @@ SAME_SECONDS = 0.5
 
 
 class StopAsked:
-    """A request to stop, made by a signal; callable, as `train` expects it."""
+    """A request to stop, made by a signal; callable, as `train` expects it.
 
-    def __init__(self) -> None:
+    Args:
+        arrived: a pipe to which Python writes the number of every signal. It calls the handler once for all that
+            came during one call of C, such as the start of Ray.
+    """
+
+    def __init__(self, arrived: int) -> None:
+        self._arrived = arrived
         self.signal: int | None = None
         """The first that came."""
         self._since = 0.0
@@ -213,7 +229,11 @@ class StopAsked:
     def ask(self, number: int, frame: FrameType | None) -> None:
         """A signal handler."""
         del frame
-        if self.signal is not None:
+        try:
+            presses = os.read(self._arrived, 1024).count(signal.SIGINT)
+        except BlockingIOError:
+            presses = 0
+        if self.signal is not None or presses > 1:
             # Ctrl-C comes once for each press, and not by way of another process.
             if number == signal.SIGINT or time.monotonic() - self._since > SAME_SECONDS:
                 raise KeyboardInterrupt

@@ -27,7 +27,7 @@ from pettingllms.rollout.episode import AnyEnv
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.types import Task
 
-STAR = "* where the exact test has p < 0.05 after Holm's correction"
+STAR = "* where the interval leaves out 0 and the exact test has p < 0.05 after Holm's correction"
 FEWEST = 10
 """Held-out tasks below which such a table decides nothing, and is left out."""
 EXCHANGED = "exchanged"
@@ -102,7 +102,7 @@ class RoleTable:
         rows = {
             title: {
                 "mean": list(row.means[self.score][0]),
-                "less": None if title == every else row.differences[self.score]._asdict(),
+                "less": None if title == every else row.differences[self.score].row(),
             }
             for title, row in self.rows.items()
         }

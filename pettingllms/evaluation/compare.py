@@ -106,7 +106,7 @@ class Comparison:
             name: {
                 "first": self.means[name][0]._asdict(),
                 "second": self.means[name][1]._asdict(),
-                "difference": difference._asdict() | {"clear": difference.clear},
+                "difference": difference.row(),
             }
             for name, difference in self.differences.items()
         }

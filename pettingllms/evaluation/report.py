@@ -66,9 +66,9 @@ SHORT = Keys(
 TRAINING = Keys(_RESULT, (*FIRST, "reward", "parse_error", "truncated", "tokens"))
 TRAINING_SHORT = Keys(_RESULT, (*FIRST, "parse_error"))
 TESTED = (
-    "differences are paired by task, with Tango's interval for shares, else bootstrap; * where the "
-    "exact test (McNemar's, or sign flips) has p < 0.05 after Holm's correction over the rows; the "
-    "primary score, success or return, is tested alone"
+    "differences are paired by task, with Tango's interval for shares, else bootstrap; * where it leaves "
+    "out 0 and the exact test (McNemar's, or sign flips) has p < 0.05 after Holm's correction over the "
+    "rows: an interval without * decides nothing; the primary score, success or return, is tested alone"
 )
 INTERVALS = "in brackets 95 % intervals (over tasks: Wilson for shares, else bootstrap)"
 Evaluations = Mapping[str, Evaluation]
@@ -100,7 +100,7 @@ def training_rows(before: Sequence[Evaluation], after: Sequence[Evaluation]) -> 
     """The table as summary.json has it: the rows of both columns, and of each row its difference."""
     rows = {"before": [e.row() for e in before], "after": [e.row() for e in after]}
     gained = gains_of(before, after).values()
-    return rows | {"differences": [gain._asdict() | {"clear": gain.clear} for gain in gained]}
+    return rows | {"differences": [gain.row() for gain in gained]}
 
 
 def training_notes(evaluation: Evaluation, steps: Sequence[Mapping[str, Any]] = ()) -> str:
@@ -219,9 +219,14 @@ def coverage_table(comparison: Comparison) -> Table:
 
 
 def notes(comparison: Comparison) -> str:
-    """States what the numbers of a comparison are of."""
+    """States the verdict on the primary score, and what the numbers are of."""
     left = f"; {comparison.alone} tasks of only one side are left out" if comparison.alone else ""
-    return f"{comparison.tasks} tasks{left}; {TESTED}; more, less: tasks; p: corrected"
+    scales = f"{comparison.tasks} tasks{left}; {TESTED}; more, less: tasks; p: corrected"
+    score = comparison.primary
+    if score is None:
+        return scales
+    verdict = comparison.differences[score].verdict
+    return f"{score} of {comparison.second} against {comparison.first}: {verdict}\n{scales}"
 
 
 def as_text(table: Table) -> str:
@@ -284,6 +289,6 @@ def interval(estimate: Estimate | None) -> str:
 
 
 def signed(gain: Difference) -> str:
-    """A difference with its sign and interval; * where that leaves out 0."""
+    """A difference with its sign and interval; * where it is decided."""
     mean, low, high = (f"{'+' if value > 0 else ''}{number(value)}" for value in gain[:3])
     return f"{mean} [{low}, {high}]{' *' if gain.clear else ''}"

@@ -273,7 +273,7 @@ class EvalResult:
                 for role, row in self.matrix().items()
             },
             "swaps": {
-                role: {other: gain._asdict() | {"clear": gain.clear} for other, gain in row.items()}
+                role: {other: gain.row() for other, gain in row.items()}
                 for role, row in self.swaps().items()
             },
             "warnings": self.warnings(),

@@ -14,6 +14,8 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import math
+import re
 import shutil
 import tempfile
 import threading
@@ -420,10 +422,73 @@ def read_config(directory: Path) -> LoraConfig:
             f"the adapter in {directory} is of type {values.get('peft_type')!r}; only LORA "
             "adapters can be loaded"
         )
-    if values.get("use_dora"):
-        raise ConfigError(f"the adapter in {directory} uses DoRA; only plain LoRA can be loaded")
-    config: LoraConfig = LoraConfig.from_pretrained(str(directory), inference_mode=False)
-    return config
+    plain = LoraConfig().to_dict()
+    for name, value in values.items():
+        # Compared with a plain one, so that options which PEFT adds later are refused, too.
+        strange = name not in _UNUSED and bool(value) and value != plain.get(name)
+        if not _CHECKS[name](value) if name in _CHECKS else strange:
+            raise ConfigError(
+                f"the adapter in {directory} has {name}={str(value)[:80]!r}; only plain LoRA can be loaded"
+            )
+    read = {name: values[name] for name in _CHECKS if name in values}
+    base = str(values.get("base_model_name_or_path"))
+    return LoraConfig(**read, base_model_name_or_path=base, task_type="CAUSAL_LM")
+
+
+# Somebody else may have written the file: what PEFT would multiply, allocate or match is checked.
+_MOST_RANK = 4096
+
+
+def _is_rank(value: Any) -> bool:
+    return type(value) is int and 0 < value <= _MOST_RANK
+
+
+def _is_scale(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value < math.inf
+
+
+def _by_name(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """Values by names of modules, which PEFT takes for regular expressions."""
+    return lambda value: (
+        isinstance(value, dict | None)
+        and all(
+            re.fullmatch(r"[\w.]+", name) and check(entry) for name, entry in (value or {}).items()
+        )
+    )
+
+
+def _are_targets(value: Any) -> bool:
+    """Names of modules, or an expression for them that cannot take long."""
+    if not isinstance(value, str):
+        names = [] if value is None else value
+        return isinstance(names, list) and all(isinstance(name, str) for name in names)
+    try:
+        re.compile(value)
+    except (re.error, RecursionError, OverflowError):
+        return False
+    return not re.search(r"\)[*+{]", value) and value.count("*") + value.count("+") <= 6
+
+
+def _are_layers(value: Any) -> bool:
+    layers = value if isinstance(value, list) else [value or 0]
+    return all(type(layer) is int for layer in layers)
+
+
+_CHECKS: Mapping[str, Callable[[Any], bool]] = {
+    "r": _is_rank,
+    "lora_alpha": _is_scale,
+    "target_modules": _are_targets,
+    "rank_pattern": _by_name(_is_rank),
+    "alpha_pattern": _by_name(_is_scale),
+    "layers_to_transform": _are_layers,
+    "use_rslora": lambda value: isinstance(value, bool),
+    "fan_in_fan_out": lambda value: isinstance(value, bool),
+}
+"""The fields on which an adapter's shape and scale depend."""
+_UNUSED = (
+    *("auto_mapping", "base_model_name_or_path", "inference_mode", "init_lora_weights"),
+    *("lora_dropout", "megatron_core", "peft_type", "peft_version", "revision", "task_type"),
+)
 
 
 def read_tensors(directory: Path, base: str, digest: str) -> dict[str, torch.Tensor]:
@@ -442,6 +507,9 @@ def read_tensors(directory: Path, base: str, digest: str) -> dict[str, torch.Ten
             tensors = {name: file.get_tensor(name) for name in sorted(file.keys())}
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"{directory / WEIGHTS_FILE} cannot be read: {error}") from error
+    broken = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
+    if broken:
+        raise ConfigError(f"{directory / WEIGHTS_FILE} has NaN or infinity, first in {broken[0]}")
     same = written == digest if written else Path(theirs).name.lower() == Path(base).name.lower()
     if not same:
         raise ConfigError(

@@ -64,6 +64,7 @@ def team_of(folder: Path, env: str | None) -> ATGRPOConfig | None:
         team = json.loads(path.read_text(encoding="utf-8"))
         values = {name: team["settings"][name] for name in SETTINGS if name in team["settings"]}
         arguments = _plain(as_object("env_args", values.get("env_args")))
+        template = _plain(as_object("chat_template_kwargs", values.get("chat_template_kwargs")))
         policies = ",".join(f"{role}={policy}" for role, policy in team["policies"].items())
         if not _MODEL.fullmatch(str(values.get("model", ""))):
             raise ValueError(f"model is {values['model']!r}, which is no name of a model")
@@ -74,7 +75,9 @@ def team_of(folder: Path, env: str | None) -> ATGRPOConfig | None:
             f"the environment of the team in {folder} is {values.get('env')!r}, which is code that is "
             f"not part of this package; if you trust it, name it: --env {values.get('env')}"
         )
-    return ATGRPOConfig(**values | {"env_args": arguments, "policies": policies})
+    return ATGRPOConfig(
+        **values | {"env_args": arguments, "chat_template_kwargs": template, "policies": policies}
+    )
 
 
 def _plain(arguments: Any) -> dict[str, Any]:

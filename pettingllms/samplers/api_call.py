@@ -226,15 +226,18 @@ class ApiCall:
         message = first.get("message") if isinstance(first, dict) else None
         if not isinstance(first, dict) or not isinstance(message, dict):
             raise self._nonsense(answer, cost)
-        text, truncated = message.get("content"), first.get("finish_reason") == "length"
-        refusal = message.get("refusal")
-        # A refusal is what the model answered, and no failure of the server; so is a message without
-        # a text, which asking again would not change. Where it was cut, thoughts took all tokens.
-        refused = (text is None and not truncated) or bool(refusal)
-        if text is None:
-            text = refusal if isinstance(refusal, str) else ""
+        content, truncated = message.get("content"), first.get("finish_reason") == "length"
+        refusal, text = message.get("refusal"), content or ""
+        if isinstance(content, list):
+            text, refusal = _part(content, "text"), refusal or _part(content, "refusal")
         if not isinstance(text, str):
             raise self._nonsense(answer, cost)
+        # A refusal is what the model answered, and no failure of the server; so is a message without
+        # a text, which asking again would not change. Where it was cut, thoughts took all tokens.
+        empty = not text or text.isspace()
+        refused = (empty and not truncated) or bool(refusal)
+        if empty:
+            text = refusal if isinstance(refusal, str) else ""
         filtered = first.get("finish_reason") == "content_filter"
         return Answer(
             ApiReply(self._clean(text), truncated, refused or filtered),
@@ -286,6 +289,12 @@ def _body(
     # The user's fields go before ours, and None among them leaves ours out.
     fields = {name: value for name, value in (body | args).items() if value is not None}
     return fields | {"model": model, "messages": [{"role": "user", "content": prompt}]}
+
+
+def _part(content: list[Any], name: str) -> str:
+    """The text or the refusal of a message in parts; others, such as thoughts, are left out."""
+    parts = [part.get(name) for part in content if isinstance(part, dict)]
+    return "".join(part for part in parts if isinstance(part, str))
 
 
 def _cost(usage: Any) -> Cost | None:

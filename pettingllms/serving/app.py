@@ -12,10 +12,9 @@ POST  /tokenize, /detokenize  count tokens with the served model's own tokenizer
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import uvicorn
@@ -146,11 +145,6 @@ def application(server: TeamServer, key: str | None) -> Starlette:
     """Builds the HTTP interface; a key, if given, is required everywhere but at `/health`."""
     interface = _Interface(server)
 
-    @contextlib.asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        yield
-        server.close()
-
     routes = [
         ("/v1/models", interface.models, "GET"),
         ("/v1/models/{name:path}", interface.model, "GET"),
@@ -173,7 +167,6 @@ def application(server: TeamServer, key: str | None) -> Starlette:
             Route("/health", interface.health),
             *(Route(path, guarded(do, key), methods=[method]) for path, do, method in routes),
         ],
-        lifespan=lifespan,
     )
 
 
@@ -243,12 +236,16 @@ def serve(
     Args:
         application: what is served.
         listening: the socket.
-        end_requests: called from the event loop to give the requests in progress an early end.
+        end_requests: called from the event loop to give the requests in progress an early end, and at the end.
     """
     settings = uvicorn.Config(
         application,
         http=HeadersInTime,
+        lifespan="off",  # a second signal would show its cancellation as a traceback
         log_level="warning",
         timeout_graceful_shutdown=STOP_SECONDS,
     )
-    _Server(settings, end_requests).run(sockets=[listening])
+    try:
+        _Server(settings, end_requests).run(sockets=[listening])
+    finally:
+        end_requests()

@@ -118,7 +118,10 @@ def normalized(field: dataclasses.Field[Any], value: Any) -> Any:
         # Lists of dicts are JSON, and an environment of one's own may want them as they are.
         value = {key: str(as_path(v)) if is_table(v) else v for key, v in value.items()}
     if field.default_factory is dict:
-        return as_object(field.name, value)
+        arguments = as_object(field.name, value)
+        if field.name == "chat_template_kwargs" and (taken := sorted(TEMPLATE & arguments.keys())):
+            raise ConfigError(f"chat_template_kwargs: {taken[0]} is set here; leave it out")
+        return arguments
     return as_text(field.name, value)
 
 
@@ -139,6 +142,21 @@ def as_text(name: str, value: Any) -> Any:
     if isinstance(value, list | tuple) and all(isinstance(word, str) for word in value):
         return ",".join(value)
     return value
+
+
+TEMPLATE = {
+    *("conversation", "tools", "documents", "chat_template", "add_generation_prompt", "tokenize"),
+    *(
+        "continue_final_message",
+        "padding",
+        "truncation",
+        "max_length",
+        "return_tensors",
+        "return_dict",
+    ),
+    *("return_assistant_tokens_mask", "tokenizer_kwargs"),
+}
+"""Arguments of transformers' `apply_chat_template` itself; any other goes to the template."""
 
 
 def as_object(name: str, value: Any) -> dict[str, Any]:

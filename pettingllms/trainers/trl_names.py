@@ -13,13 +13,13 @@ MEANING: Mapping[str, str] = {
     "eval_steps": "a step is a rollout; 0: no evaluation",
     "gradient_checkpointing": "off for the embedded models",
     "loss_type": "without luspo and vespo",
-    "max_grad_norm": "of each policy",
+    "max_grad_norm": "of each policy; positive",
     "max_steps": "a step is a rollout with num_iterations optimizer steps",
     "num_generations": "completions of one prompt (trees) or episodes of one task",
     "output_dir": "the run folder; a new one for each run",
     "push_to_hub": "the repository, not true or false",
     "save_steps": "a step is a rollout",
-    "scale_rewards": "batch: of one policy",
+    "scale_rewards": "group, batch, or none, not true or false; batch: of one policy",
     "vllm_importance_sampling_correction": "for every sampler; off unless asked for",
     "warmup_steps": "optimizer steps, no share",
 }
@@ -35,7 +35,6 @@ model                                        : model_id model_name model_name_or
 seed                                         : data_seed
 seed: a data set has a new order in every epoch : shuffle_dataset train_sampling_strategy
 pools: several GPUs for a policy's learner   : deepspeed fsdp fsdp_config
-scoring_threads                              : dataloader_num_workers
 worker_timeout                               : ddp_timeout
 eval_tasks: a run evaluates before its first step : eval_on_start
 eval_tasks                                   : per_device_eval_batch_size
@@ -52,7 +51,7 @@ output_dir                                   : run_name
 env_args: {"max_turns": N}                   : max_tool_calling_iterations
 method: gdpo scales team and local reward apart : multi_objective_aggregation
 num_generations: an evaluation plays each task once, or --samples times : num_generations_eval
-num_iterations                               : steps_per_generation
+num_iterations: optimizer steps of a rollout, each over all of it : steps_per_generation
 max_steps                                    : epochs num_train_epochs
 reward_funcs: a function weighs what it returns : reward_weights
 resume                                       : resume_from_checkpoint
@@ -66,6 +65,7 @@ full: adapters are the default               : use_peft
 _NOT_HERE = """
 the optimizer is AdamW with an epsilon of 1e-8 : optim optim_args adam_epsilon optim_target_modules
 a schedule takes no arguments : lr_scheduler_kwargs
+checkpointing takes no arguments : gradient_checkpointing_kwargs
 the last two checkpoints are kept : save_total_limit
 a checkpoint always holds all that --resume needs : save_only_model save_on_each_node ignore_data_skip restore_callback_states_from_checkpoint enable_jit_checkpoint
 the last weights are kept, and best validations are in metrics.jsonl : load_best_model_at_end metric_for_best_model greater_is_better
@@ -75,14 +75,14 @@ adapters have no dropout : lora_dropout
 log-probabilities are those of the whole distribution, see temperature : top_p top_k min_p repetition_penalty
 the reference is always the base model : sync_ref_model ref_model_mixup_alpha ref_model_sync_steps
 weights are in one type, and adapters in float32 : bf16_full_eval fp16_full_eval tf32 cast_lm_head_to_fp32
-there are no kernels to choose : torch_compile use_liger_kernel liger_kernel_config torch_compile_backend torch_compile_mode gradient_checkpointing_kwargs
+there are no kernels to choose : torch_compile use_liger_kernel liger_kernel_config torch_compile_backend torch_compile_mode
 memory is bounded by tokens_per_batch : auto_find_batch_size torch_empty_cache_steps pad_to_multiple_of
 dropout and noise are off in rollout and update : disable_dropout neftune_noise_alpha
 an evaluation plays episodes : eval_delay prediction_loss_only eval_do_concat_batches eval_use_gather_object eval_accumulation_steps include_for_metrics batch_eval_metrics do_train do_eval do_predict
 runs are reproducible by themselves : full_determinism
 trackers are named by the run folder and set by their own variables : project trackio_space_id trackio_bucket_id trackio_static_space_id
 the hub's own tools and variables decide it : hub_token hub_private_repo hub_always_push hub_revision
-an environment deals tasks, without a data loader : dataloader_drop_last dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor dataloader_multiprocessing_context dataloader_in_order remove_unused_columns label_names length_column_name
+an environment deals tasks, without a data loader : dataloader_num_workers dataloader_drop_last dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor dataloader_multiprocessing_context dataloader_in_order remove_unused_columns label_names length_column_name
 processes are Ray's, see workers and pools : ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph ddp_backend local_rank accelerator_config parallelism_config ds3_gather_for_generation vllm_group_port
 code of a model is never run : trust_remote_code
 the router of a mixture of experts is not trained : router_aux_loss_coef
@@ -90,8 +90,8 @@ no server samples for a training, see sampler : vllm_server_base_url vllm_server
 sampling has no such option : cache_implementation use_cache use_transformers_continuous_batching transformers_continuous_batching_config use_transformers_paged vllm_structured_outputs_regex vllm_enable_sleep_mode
 the loss is not here, see loss_type : vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg
 sapo has the temperatures of its paper : sapo_temperature_neg sapo_temperature_pos
-the entropy bonus is fixed : top_entropy_quantile use_adaptive_entropy entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target
-the loss has no such option : off_policy_mask_threshold label_smoothing_factor
+the entropy bonus is fixed : use_adaptive_entropy entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target
+the loss has no such option : top_entropy_quantile off_policy_mask_threshold label_smoothing_factor
 the KL term is always weighed by the ratio, as in TRL by default : use_bias_correction_kl
 """
 

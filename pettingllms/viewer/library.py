@@ -316,8 +316,7 @@ def compared_teams(first: Mapping[str, Row], second: Mapping[str, Row]) -> Row:
     difference = None
     if pairs:
         ones, twos = zip(*pairs, strict=True)
-        gain = paired_difference(ones, twos, share=True, seed=0)
-        difference = gain._asdict() | {"clear": gain.clear}
+        difference = paired_difference(ones, twos, share=True, seed=0).row()
     return {"rows": rows, "counts": counts, "several": several, "difference": difference}
 
 

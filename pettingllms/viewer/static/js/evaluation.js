@@ -52,7 +52,7 @@ function interval(row, name) {
 // A paired difference in the words of the tables, and what its test says.
 function gainText(gain) {
   const [mean, low, high] = [gain.mean, gain.low, gain.high].map((each) => signed(Number(each.toFixed(2))));
-  return `${mean} [${low}, ${high}]${gain.clear ? " *" : ""}`;
+  return `${mean} [${low}, ${high}], ${gain.verdict || "no verdict"}`;
 }
 
 function PassAt({ scores, theme }) {
