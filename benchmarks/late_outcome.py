@@ -19,11 +19,11 @@ from typing import Any
 import torch
 
 from benchmarks.evidence import Table, spread
-from benchmarks.loading import load_policies
 from benchmarks.options import Options
 from pettingllms.envs.base import TextEnv
 from pettingllms.envs.records import Outcome
 from pettingllms.models import EMBEDDED
+from pettingllms.policies.loading import load_policies
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.runs import versions
 from pettingllms.trainers.at_grpo import ATGRPO

@@ -43,7 +43,6 @@ from benchmarks.evidence import (
     spread,
 )
 from benchmarks.learning import HERE, curve, timing, train, words_of
-from benchmarks.loading import load_policies
 from benchmarks.options import Options
 from pettingllms.envs import make
 from pettingllms.envs.aec import creator_of
@@ -54,6 +53,7 @@ from pettingllms.evaluation.report import as_text
 from pettingllms.evaluation.rollouts import roll_out
 from pettingllms.evaluation.scores import summarise
 from pettingllms.models import PARTS
+from pettingllms.policies.loading import load_policies
 from pettingllms.policies.roles import BASE
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.runs import versions

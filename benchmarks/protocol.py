@@ -22,7 +22,6 @@ import torch
 
 from benchmarks.environments.signal_v0 import SignalState
 from benchmarks.environments.signal_v0 import raw_env as SignalEnv
-from benchmarks.loading import load_policies
 from benchmarks.options import Options
 from benchmarks.priming.protocol import GOALS, OUT, WORDS_SAID
 from benchmarks.protocol_report import controls as controls
@@ -30,6 +29,7 @@ from benchmarks.protocol_report import draw
 from benchmarks.protocol_report import table as table
 from pettingllms.envs import make
 from pettingllms.evaluation.folder import digest
+from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.runs import versions
 from pettingllms.trainers.at_grpo import ATGRPO

@@ -28,7 +28,6 @@ import torch
 from benchmarks import errands, relay
 from benchmarks.advice import Watch
 from benchmarks.evidence import Table, gain_over_seeds, revision, shown, solved_digits
-from benchmarks.loading import load_policies
 from benchmarks.options import Options
 from pettingllms.envs import make, program_v0, read_v0
 from pettingllms.evaluation import roles_of
@@ -37,6 +36,7 @@ from pettingllms.evaluation.chunks import Sampling, chunks
 from pettingllms.evaluation.report import as_text
 from pettingllms.evaluation.rollouts import held_out, roll_out
 from pettingllms.models import model_path
+from pettingllms.policies.loading import load_policies
 from pettingllms.policies.roles import parse_policies
 from pettingllms.runs import versions
 from pettingllms.statistics import Estimate, holm, over_seeds, p_value

@@ -26,10 +26,10 @@ from typing import Any
 import torch
 
 from benchmarks.lengths import log_normal
-from benchmarks.loading import load_policies
 from benchmarks.measure import publish
 from benchmarks.options import Options
 from pettingllms.models import EMBEDDED
+from pettingllms.policies.loading import load_policies
 from pettingllms.rollout.files import TRAJECTORIES
 from pettingllms.samplers.decoding import SharedDecoding
 

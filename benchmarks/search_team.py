@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.evidence import solved_digits
-from benchmarks.loading import load_policies
 from benchmarks.options import Options
 from benchmarks.search_report import draw
 from pettingllms.envs import make
@@ -34,6 +33,7 @@ from pettingllms.evaluation.chunks import Sampling, chunks
 from pettingllms.evaluation.folder import digest
 from pettingllms.evaluation.rollouts import roll_out
 from pettingllms.models import SEARCH
+from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.runs import versions

@@ -23,10 +23,10 @@ import torch
 
 from benchmarks import kuhn, kuhn_game, noughts
 from benchmarks.evidence import Table
-from benchmarks.loading import load_policies
 from benchmarks.options import Options
 from benchmarks.priming.games import OUT, reply
 from pettingllms.contrib.games.textarena_v0 import env
+from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.runs import versions
 from pettingllms.trainers.at_grpo import ATGRPO

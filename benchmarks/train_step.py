@@ -47,12 +47,12 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from benchmarks.lengths import LengthGenerator, Lengths, log_normal
-from benchmarks.loading import load_policies
 from benchmarks.measure import parser, report
 from benchmarks.one_turn import ROLE, OneTurn, rewards
 from pettingllms.data.grammar import WORDS
 from pettingllms.models import EMBEDDED, model_path
 from pettingllms.policies.chat import Chat
+from pettingllms.policies.loading import load_policies
 from pettingllms.samplers.transformers import BatchGenerator, TransformersEngine
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig

@@ -20,10 +20,10 @@ import torch
 
 from benchmarks.evidence import Table, spread
 from benchmarks.learning import HERE, TASKS
-from benchmarks.loading import load_policies
 from pettingllms.envs import make
 from pettingllms.evaluation import evaluate, held_out
 from pettingllms.models import EMBEDDED
+from pettingllms.policies.loading import load_policies
 from pettingllms.runs import versions
 
 RESULTS = HERE / "results" / "trust.json"

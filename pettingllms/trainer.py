@@ -49,7 +49,7 @@ class ATGRPOTrainer:
             `args`.
         args: the settings.
         policies: `shared`, `per-role`, a mapping from roles to policies, or policies that
-            `pettingllms.assembly.build_policies` has made, in place of a model.
+            `load_policies` has made, in place of a model.
         method: a name or path, a class, or an instance.
         peft_config: rank, scale and targets of the adapters (default: all linear modules).
         processing_class: the tokenizer; default: the model's own.

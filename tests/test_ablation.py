@@ -8,7 +8,6 @@ import json
 import pytest
 import torch
 
-from benchmarks.loading import load_policies
 from pettingllms.evaluation import ablation, held_out
 from pettingllms.evaluation.ablation import (
     EXCHANGED,
@@ -21,6 +20,7 @@ from pettingllms.evaluation.ablation import (
 from pettingllms.evaluation.chunks import Sampling
 from pettingllms.evaluation.compare import paired
 from pettingllms.evaluation.rollouts import roll_out
+from pettingllms.policies.loading import load_policies
 from pettingllms.session import run_training as train
 from pettingllms.trainers.config import ATGRPOConfig
 from tests.graded_env import GradedEnv

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.loading import load_policies
 from pettingllms.errors import ConfigError
+from pettingllms.policies.loading import load_policies
 from pettingllms.session import plan_run, run_training
 from pettingllms.trainers.advice import BLOCKS, MEASURED, Advice, Reading, Sums, expected
 from pettingllms.trainers.at_grpo import ATGRPO

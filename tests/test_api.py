@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import pettingllms as pl
-from benchmarks.loading import load_policies
 from pettingllms.envs.base import Outcome
 from pettingllms.errors import ConfigError
+from pettingllms.policies.loading import load_policies
 from tests import letters_env, rows_env
 from tests.tiny_lm import save_tiny
 

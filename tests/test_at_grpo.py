@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.loading import load_policies
 from pettingllms.envs.base import Outcome
 from pettingllms.errors import ConfigError, NonFiniteError, SandboxUnavailable, StaleSamplerError
+from pettingllms.policies.loading import load_policies
 from pettingllms.rollout.episode import tasks_of_step
 from pettingllms.rollout.trajectory import in_order
 from pettingllms.trainers.at_grpo import ATGRPO

@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.loading import load_policies
 from pettingllms.errors import ConfigError
 from pettingllms.models.shared_prompts import enabled
 from pettingllms.policies.base_model import ModelSpec, is_checkpointing
+from pettingllms.policies.loading import load_policies
 from pettingllms.policies.sources import check_model
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.types import Request, Sample

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.loading import load_policies
 from pettingllms.errors import RunFolderError
+from pettingllms.policies.loading import load_policies
 from pettingllms.runs import (
     METRICS,
     TRAJECTORIES,

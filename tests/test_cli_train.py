@@ -299,8 +299,8 @@ def test_a_dry_run_estimates_and_writes_nothing(
 
 
 def test_the_estimate_of_an_adapter_is_what_peft_makes(model: Path) -> None:
-    from benchmarks.loading import load_policies
     from pettingllms.cli.estimate import shape_of
+    from pettingllms.policies.loading import load_policies
 
     for targets in ("all-linear", "q_proj,v_proj"):
         config = parse(

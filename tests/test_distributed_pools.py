@@ -9,11 +9,11 @@ import sys
 import pytest
 import torch
 
-from benchmarks.loading import load_policies
 from pettingllms.distributed.cluster import connected
 from pettingllms.distributed.guardian import processes_of
 from pettingllms.distributed.pools import check_ranks, placed, pools_of
 from pettingllms.errors import ConfigError
+from pettingllms.policies.loading import load_policies
 from pettingllms.trainer import ATGRPOTrainer
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.play import check_shards, shards

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.loading import load_policies
 from pettingllms.envs.base import Outcome
 from pettingllms.errors import ConfigError, UnknownNameError
 from pettingllms.evaluation import Estimate, Evaluation, evaluate, held_out, roles_of
@@ -21,6 +20,7 @@ from pettingllms.evaluation.chunks import Chunk, Sampling, chunks, kept
 from pettingllms.evaluation.report import as_markdown, as_text, scores_table, training_table
 from pettingllms.evaluation.rollouts import roll_out
 from pettingllms.evaluation.scores import scores_by_task
+from pettingllms.policies.loading import load_policies
 from pettingllms.rollout.episode import plain_info
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.samplers.scripted import ScriptedSampler

@@ -23,9 +23,9 @@ from transformers import (
     SmolLM3Config,
 )
 
-from benchmarks.loading import load_policies
 from pettingllms.errors import ConfigError
 from pettingllms.policies.base_model import ModelSpec, context_of, switch_of
+from pettingllms.policies.loading import load_policies
 from pettingllms.samplers.vllm_args import _context
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig

@@ -9,8 +9,8 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from benchmarks.loading import load_policies
 from pettingllms.errors import ConfigError
+from pettingllms.policies.loading import load_policies
 from pettingllms.samplers.base import SamplingParams
 from pettingllms.samplers.continuous import ContinuousBatch, prompt_cache, rows_of
 from tests.test_families import FAMILIES, SIZES

@@ -13,10 +13,10 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from benchmarks.loading import load_policies
 from pettingllms.cli.estimate import GIB, Gpu, ModelShape, Workload, memory, shape_of
 from pettingllms.models.shared_prompts import enabled
 from pettingllms.policies.base_model import ModelSpec
+from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.rollout.shapes import Tree
 from pettingllms.samplers.base import SamplerSettings

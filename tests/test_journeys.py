@@ -83,8 +83,8 @@ def test_a_row_passes_at_most_15_files_on_its_way_to_prompt_tokens(
     env: coding_v0.raw_env, rows: Path
 ) -> None:
     pytest.importorskip("torch")
-    from benchmarks.loading import load_policies
     from pettingllms.models import EMBEDDED
+    from pettingllms.policies.loading import load_policies
 
     policies = load_policies(EMBEDDED, {"coder": "coder", "tester": "tester"})
 

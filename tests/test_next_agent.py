@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import torch
 
-from benchmarks.loading import load_policies
+from pettingllms.policies.loading import load_policies
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig
 from tests import delegating_env

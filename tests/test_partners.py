@@ -16,7 +16,6 @@ import openai
 import pytest
 import torch
 
-from benchmarks.loading import load_policies
 from pettingllms.cli import evaluate as eval_command
 from pettingllms.cli import train as train_command
 from pettingllms.cli.evaluate import dry_run
@@ -24,6 +23,7 @@ from pettingllms.errors import ConfigError, SamplerUnavailable
 from pettingllms.evaluation.config import EvalConfig
 from pettingllms.evaluation.run import EvalResult, plan_of, run_evaluation
 from pettingllms.policies import loading
+from pettingllms.policies.loading import load_policies
 from pettingllms.policies.roles import only_partners, parse_policies, trained_policies
 from pettingllms.rollout.engine import RolloutEngine
 from pettingllms.rollout.shapes import RolloutShape

@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 
-from benchmarks.loading import load_policies
+from pettingllms.policies.loading import load_policies
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve

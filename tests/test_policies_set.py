@@ -9,9 +9,9 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from benchmarks.loading import load_policies
 from pettingllms.errors import ConfigError, SamplerUnavailable, StaleSamplerError, UnknownNameError
 from pettingllms.policies.base_model import ModelSpec
+from pettingllms.policies.loading import load_policies
 from pettingllms.samplers.base import SamplerSettings
 from pettingllms.types import Request, Sample
 from tests.tiny_lm import save_tiny, tiny_config

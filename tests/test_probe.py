@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.loading import load_policies
 from pettingllms.cli.train import parse
 from pettingllms.errors import ConfigError
 from pettingllms.evaluation.probe import ReplyShares, advice, probe, report
+from pettingllms.policies.loading import load_policies
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from tests.graded_env import GradedEnv
 from tests.tiny_lm import save_tiny

@@ -16,9 +16,9 @@ from peft import LoraConfig, PeftModel
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.loading import load_policies
 from pettingllms.envs import make
 from pettingllms.models import gguf, model_path
+from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.samplers.base import SamplerSettings
 from pettingllms.serving.role_server import RoleServer

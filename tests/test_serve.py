@@ -17,10 +17,10 @@ import openai
 import pytest
 import torch
 
-from benchmarks.loading import load_policies
 from pettingllms.cli import serve
 from pettingllms.envs.aec import load_env as make
 from pettingllms.errors import ConfigError, RunFolderError
+from pettingllms.policies.loading import load_policies
 from pettingllms.samplers import vllm_args
 from pettingllms.samplers.vllm_process import ServerError, VllmEndpoint
 from pettingllms.serving import app, http

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.loading import load_policies
 from pettingllms.envs import make
 from pettingllms.models import EMBEDDED
+from pettingllms.policies.loading import load_policies
 from pettingllms.serving.role_server import RoleServer
 from tests.served import running
 

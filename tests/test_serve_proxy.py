@@ -14,9 +14,9 @@ import openai
 import pytest
 import torch
 
-from benchmarks.loading import load_policies
 from pettingllms.envs import make
 from pettingllms.models import EMBEDDED
+from pettingllms.policies.loading import load_policies
 from pettingllms.samplers.base import SamplingParams
 from pettingllms.samplers.vllm_process import ServerError, VllmEndpoint, free_port
 from pettingllms.serving.proxy import VllmServer, players_of

@@ -8,11 +8,11 @@ import openai
 import pytest
 import torch
 
-from benchmarks.loading import load_policies
 from pettingllms.envs import make
 from pettingllms.envs.questions import role_prompts
 from pettingllms.errors import SandboxUnavailable
 from pettingllms.models import EMBEDDED
+from pettingllms.policies.loading import load_policies
 from pettingllms.samplers.base import SamplingParams
 from pettingllms.serving.requests import TeamRequest
 from pettingllms.serving.role_server import RoleServer

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl.trainer.grpo_config import GRPOConfig
 
 import pettingllms as pl
-from benchmarks.loading import load_policies
 from pettingllms.errors import ConfigError, PettingLLMsError, RunFolderError, UnknownNameError
+from pettingllms.policies.loading import load_policies
 from pettingllms.rollout.trajectory import Trajectory
 from tests import foreign_env, letters_env
 from tests.own_estimator import RunningMean

@@ -18,7 +18,7 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import pad
 
-from benchmarks.loading import load_policies
+from pettingllms.policies.loading import load_policies
 from pettingllms.trainers.batch import PolicyBatch, policy_batches
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.losses import policy_loss

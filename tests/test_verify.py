@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.loading import load_policies
+from pettingllms.policies.loading import load_policies
 from pettingllms.trainers import batch, losses
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig

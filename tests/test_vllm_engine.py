@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.loading import load_policies
 from pettingllms.errors import ConfigError, StaleSamplerError
+from pettingllms.policies.loading import load_policies
 from pettingllms.samplers.base import SamplingParams
 from pettingllms.samplers.vllm import PublishedAdapter
 from pettingllms.samplers.vllm_loop import Completed, Query, VllmLoop, _Running

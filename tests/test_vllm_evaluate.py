@@ -7,10 +7,10 @@ import json
 import pytest
 import torch
 
-from benchmarks.loading import load_policies
 from pettingllms.errors import RunFolderError
 from pettingllms.evaluation.config import EvalConfig
 from pettingllms.evaluation.run import run_evaluation
+from pettingllms.policies.loading import load_policies
 from pettingllms.types import Sample
 from tests.vllm_policies import OPTIONS, save_model, stir
 

@@ -9,10 +9,10 @@ import sys
 import pytest
 import torch
 
-from benchmarks.loading import load_policies
 from pettingllms.assembly import sampler_settings
 from pettingllms.cli.train import parse
 from pettingllms.errors import ConfigError, SamplerUnavailable, UnknownNameError
+from pettingllms.policies.loading import load_policies
 from pettingllms.policies.packing import microbatches
 from pettingllms.runs import read_config
 from pettingllms.samplers.base import SAMPLERS, SamplerSettings, SamplingParams

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.loading import load_policies
 from pettingllms.evaluation.config import EvalConfig
 from pettingllms.evaluation.run import run_evaluation
+from pettingllms.policies.loading import load_policies
 from pettingllms.samplers.vllm_process import ServerError, VllmEndpoint
 from pettingllms.types import Request
 from tests.served import serving, trained

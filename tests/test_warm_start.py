@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from benchmarks.loading import load_policies
 from pettingllms.cli.data import main
 from pettingllms.errors import ConfigError
+from pettingllms.policies.loading import load_policies
 from pettingllms.trainers.warm_start import read_demonstrations
 from tests.tiny_lm import save_tiny
 

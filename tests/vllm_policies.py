@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.loading import load_policies
+from pettingllms.policies.loading import load_policies
 from pettingllms.samplers.base import SamplerSettings
 from pettingllms.types import Request, Sample
 from tests.tiny_lm import save_tiny, tiny_config

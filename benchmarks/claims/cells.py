@@ -27,11 +27,11 @@ from benchmarks.claims.experiments import (
     Ground,
 )
 from benchmarks.evidence import solved_digits
-from benchmarks.loading import load_policies
 from pettingllms.envs import make
 from pettingllms.evaluation import roles_of
 from pettingllms.evaluation.chunks import Sampling, chunks
 from pettingllms.evaluation.rollouts import roll_out
+from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import parse_policies
 from pettingllms.trainers.at_grpo import ATGRPO

@@ -22,6 +22,7 @@ from pettingllms.policies.base_model import (
 from pettingllms.policies.chat import Chat, end_of_turn_ids
 from pettingllms.policies.policy_set import Base, PolicySet
 from pettingllms.policies.prefix_trial import check_cache
+from pettingllms.policies.roles import BASE, own_names
 from pettingllms.policies.weights import (
     MERGE_LIMIT_BYTES,
     FullWeights,
@@ -29,6 +30,68 @@ from pettingllms.policies.weights import (
     read_config,
 )
 from pettingllms.samplers.base import SAMPLERS, SamplerSettings, ServedPolicies, Weights
+
+
+def load_policies(
+    model: str | Path | ModelSpec,
+    roles_to_policies: Mapping[str, str],
+    *,
+    lora_r: int = 16,
+    lora_alpha: int = 32,
+    lora_target_modules: str | Sequence[str] = "all-linear",
+    full: bool = False,
+    reference: bool = False,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    seed: int = 0,
+    gradient_checkpointing: bool = False,
+    merge: bool | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    adapters: Path | Mapping[str, Path] | None = None,
+    sampler: SamplerSettings | None = None,
+) -> PolicySet:
+    """Loads the base model and makes or loads a policy for every role.
+
+    Args:
+        model: a Hugging Face id, a folder with a causal model and its tokenizer, or a `ModelSpec`.
+        roles_to_policies: role -> policy, as from `parse_policies`.
+        lora_r: rank of the adapters.
+        lora_alpha: adapters are scaled by `lora_alpha / lora_r`.
+        lora_target_modules: "all-linear", or names of modules, as PEFT takes them.
+        full: train a full model per policy in place of adapters, each held in memory.
+        reference: with `full`, keep the base, too, for a KL term. Adapters need no copy.
+        dtype: of the computation; None: float32 on a CPU, else bfloat16. Trained in float32.
+        device: None: cuda or mps where present, else the CPU.
+        seed: of the adapters' first weights, together with each policy's name.
+        gradient_checkpointing: recompute activations in the backward pass.
+        merge: sample from merged copies of adapted weights; None: for float32 bases <= 1 GiB.
+        chat_template_kwargs: passed on to the chat template.
+        adapters: folder with a folder for each policy, or policy -> folder; they decide their rank.
+        sampler: the engine that samples; transformers by default.
+
+    Raises:
+        ConfigError, UnknownNameError: a model, adapter, sampler or value that cannot be used.
+        SamplerUnavailable: the engine does not start.
+    """
+    names = own_names(roles_to_policies)
+    saved = saved_folders(adapters, names)
+    lora = lora_config(lora_r, lora_alpha, lora_target_modules)
+    template = dict(chat_template_kwargs or {})
+    specs = {
+        name: PolicySpec(lora, template, saved.get(name), gradient_checkpointing) for name in names
+    }
+    base = open_base(
+        ModelSpec.of(model),
+        specs,
+        full=full,
+        reference=reference,
+        dtype=dtype,
+        device=device,
+        seed=seed,
+        merge=merge,
+        sampler=sampler,
+    )
+    return policies_on([base], roles_to_policies, saved)
 
 
 class PolicySpec(NamedTuple):
@@ -63,15 +126,13 @@ def open_base(
         policies: policy -> what is its own; saved weights are not read, see `policies_on`.
         full: whether they are full models in place of adapters.
         reference: with `full`, keep the base, too.
-        dtype: of the computation; None: float32 on a CPU, else bfloat16. Trained in float32.
-        device: None: cuda or mps where present, else the CPU.
+        dtype: of the computation.
+        device: where it is put.
         seed: of the adapters' first weights, together with each policy's name.
-        merge: sample from merged copies of adapted weights; None: for float32 bases <= 1 GiB.
-        sampler: the engine that samples; transformers by default.
+        merge: sample from merged copies of adapted weights.
+        sampler: the engine that samples.
 
-    Raises:
-        ConfigError, UnknownNameError: a model, adapter, sampler or value that cannot be used.
-        SamplerUnavailable: the engine does not start.
+    None stands for what `load_policies` says, and its errors are raised.
     """
     open_engine = SAMPLERS.load((sampler := sampler or SamplerSettings()).name)
     compute, place = spec.dtype_and_device(dtype, device)
@@ -162,3 +223,24 @@ def lora_config(rank: int, alpha: int, targets: str | Sequence[str]) -> LoraConf
         lora_dropout=0.0,
         task_type="CAUSAL_LM",
     )
+
+
+def saved_folders(
+    adapters: Path | Mapping[str, Path] | None, names: Sequence[str]
+) -> dict[str, Path]:
+    """The folder of every policy but `base`; nothing if `adapters` is None.
+
+    Raises:
+        ConfigError: a policy has no folder there.
+    """
+    if adapters is None or isinstance(adapters, Mapping):
+        return dict(adapters or {})
+    names = [name for name in names if name != BASE]
+    missing = [name for name in names if not (adapters / name).is_dir()]
+    if missing:
+        inside = sorted(path.name for path in adapters.iterdir()) if adapters.is_dir() else []
+        raise ConfigError(
+            f"{adapters} holds no folder for {', '.join(map(repr, missing))}; it has "
+            f"{', '.join(inside[:8]) or 'nothing'}"
+        )
+    return {name: adapters / name for name in names}

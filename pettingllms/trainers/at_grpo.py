@@ -132,7 +132,7 @@ class ATGRPO:
     Args:
         config: settings; those that follow from the model and the environment may be open.
         env: a template, copied for every task and never stepped itself.
-        policies: of the roles; `pettingllms.assembly.build_policies` makes them.
+        policies: of the roles; `load_policies` makes them.
         method: a class or an instance, in place of the one that `config` names.
         callbacks: called after every step of `train`; see `pettingllms.trainers.callbacks`.
     """
