@@ -26,11 +26,11 @@ import matplotlib
 import torch
 from matplotlib import pyplot
 
-from benchmarks.environments.duet_v0 import DuetState, best_decisions
-from benchmarks.environments.duet_v0 import raw_env as Duet
 from benchmarks.evidence import revision
 from benchmarks.options import Options
 from benchmarks.priming.duet import OUT
+from pettingllms.envs.duet_v0 import DuetState, best_decisions
+from pettingllms.envs.duet_v0 import raw_env as Duet
 from pettingllms.evaluation.folder import digest
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet

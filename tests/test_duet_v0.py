@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 from benchmarks.constant_answers import blind_baseline
-from benchmarks.environments.duet_v0 import DuetState, best_decisions, best_episodes, right_answers
 from pettingllms.envs import make
+from pettingllms.envs.duet_v0 import DuetState, best_decisions, best_episodes, right_answers
 from pettingllms.errors import ConfigError
 
 

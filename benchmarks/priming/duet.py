@@ -17,10 +17,10 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.environments.duet_v0 import ANSWERS, FIRST, SECOND, phrase
 from benchmarks.options import Options
 from benchmarks.priming.example import Demo
 from benchmarks.priming.prime import Phase, prime_small
+from pettingllms.envs.duet_v0 import ANSWERS, FIRST, SECOND, phrase
 
 OUT = Path(__file__).parents[1] / "out" / "duet" / "base"
 ROLES = ("left", "right")

@@ -51,6 +51,7 @@ ENVIRONMENTS = Registry(
     "environment",
     {
         "coding": "pettingllms.envs.coding_v0:env",
+        "duet": "pettingllms.envs.duet_v0:env",
         "math": "pettingllms.envs.math_v0:env",
         "plan_path": "pettingllms.envs.plan_path_v0:env",
         "read": "pettingllms.envs.read_v0:env",
@@ -63,7 +64,7 @@ ENVIRONMENTS = Registry(
 registry, the command line and the tests find it from there."""
 
 
-MOVED = ("debugging", "duet", "signal")
+MOVED = ("debugging", "signal")
 """Examples of the repository, which a checkout still knows by these names."""
 BRIDGES = {
     "program": "pettingllms.envs.program_v0:env",

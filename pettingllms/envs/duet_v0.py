@@ -4,7 +4,7 @@ Two roles see a made-up phrase and reply with one word; dials decide how much th
 
 | | |
 |---|---|
-| Creation | `duet_v0.env()`; in a checkout also `--env duet` |
+| Creation | `duet_v0.env()`, `pettingzoo.make("aec", "pettingllms/duet-v0")` |
 | Agents | `left_0`, `right_0` |
 | Action | `FreeText`: one of the words |
 | Observation | `Dict(text: FreeText, turn: Discrete)` |
