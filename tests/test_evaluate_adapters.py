@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import time
@@ -252,6 +253,15 @@ def test_a_hostile_adapter_is_refused_before_peft_sees_it(field: dict[str, Any],
     (tmp_path / "adapter_config.json").write_text(json.dumps(values | field))
     with pytest.raises(ConfigError, match=f"has {next(iter(field))}=.*only plain LoRA"):
         read_config(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+def test_a_pipe_in_place_of_a_file_is_refused_and_not_waited_for(name: str, tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ConfigError, match=f"{name} is no regular file"):
+        read_tensors(tmp_path, "base", "digest")
 
 
 def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:

@@ -408,6 +408,9 @@ def read_config(directory: Path) -> LoraConfig:
         ConfigError: there is no adapter, or it is not a plain LoRA adapter.
     """
     path = directory / CONFIG_FILE
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        if (directory / name).exists() and not (directory / name).is_file():
+            raise ConfigError(f"{directory / name} is no regular file: reading it may never end")
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(values, dict):
