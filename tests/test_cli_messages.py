@@ -265,3 +265,16 @@ def test_a_misspelled_option_is_said_without_importing_what_takes_seconds() -> N
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("did you mean '--help'") == 3
+
+
+@pytest.mark.parametrize("chosen", [None, "ACTIVE"])
+def test_threads_of_commands_sleep_while_they_wait_unless_the_user_says_otherwise(
+    chosen: str | None,
+) -> None:
+    code = "import os, sys, pettingllms.cli as _; print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
+    kept = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    env = kept | ({"OMP_WAIT_POLICY": chosen} if chosen else {})
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == [chosen or "PASSIVE", "False"], "torch reads it when imported"
