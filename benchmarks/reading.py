@@ -387,8 +387,10 @@ def of_seeds(results: Mapping[str, Any], task: str) -> dict[str, np.ndarray]:
     """Success in training by arm of equal steps, of shape (seeds, steps), of the seeds that count."""
     curves: dict[str, list[list[float]]] = {}
     for name, record in results["cells"].items():
-        of_task, arm, _, seed = name.split("/")
-        if of_task == task and int(seed) not in TUNING and arm not in UNTUNED:
+        of_task, arm, rate, seed = name.split("/")
+        best = rates(results["cells"], of_task, arm)[2]
+        counts = int(seed) not in TUNING and arm not in UNTUNED and best in (None, float(rate))
+        if of_task == task and counts:
             curves.setdefault(arm, []).append([step["success"] for step in record["curve"]])
     return {arm: np.array(curve) for arm, curve in curves.items()}
 

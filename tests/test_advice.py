@@ -138,6 +138,12 @@ def test_a_sure_but_small_difference_is_no_reason_for_a_policy_for_each_role():
     assert Reading(0.1, 0.01, {}, {}, 1.0, 20).recommendation == "per-role"
 
 
+def test_a_role_that_had_nothing_to_learn_from_is_no_evidence_for_a_shared_policy():
+    one = Reading(-0.1, 0.01, {}, {"a": 1.0, "b": 0.0}, 0.0, 20)
+    assert one.recommendation == "undecided"
+    assert "not enough evidence yet: b had nothing to learn from" in one.text(20, 200)
+
+
 @pytest.mark.parametrize("loud", [0, BLOCKS - 1, BLOCKS])
 def test_advice_waits_until_enough_steps_had_something_to_learn_from(loud):
     said: list[str] = []

@@ -103,6 +103,11 @@ class Reading(NamedTuple):
         return STUDENT * self.error
 
     @property
+    def silent(self) -> list[str]:
+        """Roles that had nothing to learn from; of two policies for them nothing is known."""
+        return [role for role, share in self.shares.items() if not share]
+
+    @property
     def expected(self) -> float:
         """Success that a policy for each role is expected to add."""
         return expected(self.surplus, self.overlap)
@@ -110,7 +115,7 @@ class Reading(NamedTuple):
     @property
     def recommendation(self) -> str:
         """`per-role`, `shared`, or `undecided`."""
-        if abs(self.surplus) <= self.reach:
+        if abs(self.surplus) <= self.reach or self.silent:
             return "undecided"
         return "per-role" if self.surplus > 0 and self.expected >= WORTH else "shared"
 
@@ -136,13 +141,16 @@ class Reading(NamedTuple):
     def text(self, step: int, total: int) -> str:
         """What a user sees."""
         more = f". About {self.missing} more steps would settle a G of this size"
+        why = f"the interval of G holds 0{more * bool(self.surplus)}"
+        if self.silent:
+            why = f"{', '.join(self.silent)} had nothing to learn from"
         worth = f"; expected difference {self.expected:+.2f} success"
         if self.recommendation in MEASURED:
             worth += f"; {MEASURED[self.recommendation]}"
         conclusion = {
             "per-role": f"a policy for each role (--policies per-role){worth}",
             "shared": f"one shared policy loses little{worth}",
-            "undecided": f"not enough evidence yet: the interval of G holds 0{more * bool(self.surplus)}",
+            "undecided": f"not enough evidence yet: {why}",
         }[self.recommendation]
         pairs = [
             f"  {pair}: gradients agree by {spread(*value) if value else 'an amount lost in noise'}"
