@@ -21,6 +21,8 @@ from pettingllms.models import EMBEDDED
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[1]
 FRAMEWORKS = Path(os.environ.get("FRAMEWORKS_PATH", ROOT / ".venv-frameworks")).resolve()
+STEPS = 5
+"""A second role plays in half of them: the first one's candidates have equal rewards, and one ends the episode."""
 TEMPLATE = """{% if tools %}<|im_start|>system
 <tools>{% for tool in tools %}{{ tool | tojson }}
 {% endfor %}</tools><|im_end|>
@@ -62,7 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
         "method": "look_ahead",
         "model": str(model),
         "sampler": "tests.calling_engine:open_engine",
-        "max_steps": 2,
+        "max_steps": STEPS,
         "tasks_per_step": 1,
         "num_generations": 2,
         "eval_steps": 0,
@@ -92,7 +94,7 @@ def test_a_team_of_a_framework_trains_an_adapter_for_each_role(name: str, folder
         file = folder / name / "adapters" / role / "adapter_model.safetensors"
         assert any(bool(t.any()) for key, t in load_file(file).items() if "lora_B" in key)
     steps = (folder / name / "metrics.jsonl").read_text().splitlines()
-    assert max(json.loads(step)["step"] for step in steps) == 2
+    assert max(json.loads(step)["step"] for step in steps) == STEPS
     records = (folder / name / "trajectories.jsonl").read_text()
     for tool in tools:
         assert f'<tool_call>{{\\"name\\": \\"{tool}\\"' in records

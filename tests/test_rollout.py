@@ -282,6 +282,13 @@ def test_a_line_of_something_else_is_refused(change: dict[str, Any], error: type
         Trajectory.from_row(played.row() | change)
 
 
+def test_the_folder_of_an_environment_changes_nothing_that_is_sampled():
+    env, names = letters_env.raw_env(), ("program:/a/b/team.py:solve", "program:c/team.py:solve")
+    one, other = (tasks_of_step(env, name, 0, 3, seed=1) for name in names)
+    assert one == other
+    assert one != tasks_of_step(env, "program:c/other.py:solve", 0, 3, seed=1)
+
+
 def test_an_environment_that_takes_seeds_of_32_bits_gets_them():
     """`numpy.random.RandomState` refuses larger ones; tasks of runs with a seed have more bits."""
     env = tic_tac_toe_env.env()

@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import random
+import re
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -348,6 +349,8 @@ def tasks_of_step(env: AnyEnv, name: str, step: int, count: int, seed: int) -> l
     An environment over a data set says how many rows it has in `num_tasks`. The ids of its tasks
     end with the epoch, because a row may occur twice in one step.
     """
+    # What is sampled follows from the ids, so that the folder of an environment of one's own must not be in them.
+    name = re.sub(r"[^:]*/", "", name)
     numbers = range(step * count, (step + 1) * count)
     rows = getattr(env.unwrapped, "num_tasks", None)
     if rows is None:
