@@ -3,7 +3,7 @@
     python -m benchmarks.reading [--minutes N] [--only read relay] [--dry-run]
 
 A cell is an arm that is trained on a task with a learning rate and a seed. Arms have the same number of updates
-and completions; dynamic sampling has the same tokens. In the tasks `SWEPT`, the rate of each is the one whose team solves most
+and completions; dynamic sampling and difficulty pools have the same tokens. In the tasks `SWEPT`, the rate of each is the one whose team solves most
 validation tasks, the mean of the seeds `TUNING`; where that is the first or last one of the grid, the grid is extended. Other tasks
 take the rate of `read`, and arms in `UNTUNED` have no sweep. Teams of the seeds `SEEDS` then play 200 test tasks, with names that are in no training task.
 The shared policy's gradients are read as `--advise` reads them, which changes nothing. Finished cells are kept in
@@ -29,6 +29,7 @@ from benchmarks import errands, relay
 from benchmarks.advice import Watch
 from benchmarks.evidence import Table, gain_over_seeds, revision, shown, solved_digits
 from benchmarks.options import Options
+from pettingllms.assembly import training_env
 from pettingllms.envs import make, program_v0, read_v0
 from pettingllms.evaluation import roles_of
 from pettingllms.evaluation.ablation import RoleTeam, role_teams, switched_off
@@ -74,6 +75,7 @@ SETTINGS: Mapping[str, Any] = {
 }
 AT_GRPO, SHARED, EPISODES = "policy for each role", "one shared policy", "whole episodes"
 DYNAMIC, COLD, WARM = "dynamic sampling", "no warm start", "after a warm start"
+NEITHER, POOLS = "neither", "difficulty pools"
 ARMS: Mapping[str, Mapping[str, Any]] = {
     AT_GRPO: {},
     # As many weights as two adapters have, and a word in each prompt that says whose it is.
@@ -81,11 +83,19 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
     EPISODES: {"method": "grpo"},
     # Ends at the tokens of the policy for each role with the same seed.
     DYNAMIC: {"max_num_gen_batches": 4},
+    NEITHER: {},
+    POOLS: {"difficulty_pools": {"sentences": [2, 3, 4, 5, 6]}},
     # As the command trains by default: a warm start makes adapters of all linear layers.
     COLD: {"lora_target_modules": "all-linear"},
     WARM: {"lora_target_modules": "all-linear"},
 }
-UNTUNED: Mapping[str, float] = {DYNAMIC: 1.6e-3, COLD: 2e-4, WARM: 2e-4}
+UNTUNED: Mapping[str, float] = {
+    DYNAMIC: 1.6e-3,
+    NEITHER: 1.6e-3,
+    POOLS: 1.6e-3,
+    COLD: 2e-4,
+    WARM: 2e-4,
+}
 """Rates of arms that have no sweep: that of the arm they are compared with, and the command's default."""
 TASK_ARMS: Mapping[str, Sequence[str]] = {
     "read": (AT_GRPO, SHARED, EPISODES, DYNAMIC),
@@ -93,14 +103,28 @@ TASK_ARMS: Mapping[str, Sequence[str]] = {
     "desk": (AT_GRPO,),
     "rooms": (COLD, WARM),
     "prices": (COLD, WARM),
+    "sizes": (NEITHER, DYNAMIC, POOLS),
 }
 STRANGERS = ("rooms", "prices")
+APART = (*STRANGERS, "sizes")
 """Tasks that have a table of their own."""
 OTHER_TASKS: Mapping[str, Callable[..., Any]] = {
     "desk": errands.Desk,
     "rooms": errands.Rooms,
     "prices": errands.Prices,
 }
+
+
+class Sizes(read_v0.raw_env):
+    """Reading of two to six sentences, which are equally likely."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.games = [make("read", sentences=count, split=self.split) for count in range(2, 7)]
+
+    def _start(self, seed: int, options: dict[str, Any]) -> read_v0.ReadState:
+        state: read_v0.ReadState = self.games[seed % 5]._start(seed, options)
+        return state
 
 
 class RoleWords(read_v0.raw_env):
@@ -138,6 +162,10 @@ def environment(cell: Cell, split: str) -> Any:
             settle=0.0,
             split=split,
         )
+    if cell.task == "sizes":
+        if cell.arm == POOLS and split == "train":
+            return training_env(ATGRPOConfig(env="read", model=MODEL, **ARMS[POOLS]), None, ())
+        return Sizes(split=split)
     if cell.task in OTHER_TASKS:
         return OTHER_TASKS[cell.task](split=split)
     return RoleWords(split=split) if cell.arm == SHARED else make("read", split=split)
@@ -336,9 +364,10 @@ class Lab:
 
     def _tokens(self, cell: Cell) -> float:
         """Those after which a cell ends."""
-        if cell.arm != DYNAMIC:
+        if cell.arm not in (DYNAMIC, POOLS):
             return math.inf
-        return float(self.cells[cell._replace(arm=AT_GRPO).name]["tokens"])
+        plain = cell._replace(arm=NEITHER if cell.task == "sizes" else AT_GRPO)
+        return float(self.cells[plain.name]["tokens"])
 
     def keep(self, name: str, record: Mapping[str, Any]) -> None:
         """Adds a finished cell to the results."""
@@ -356,11 +385,11 @@ Solved = dict[tuple[str, str], np.ndarray]
 """Task and team -> which test tasks it solved, of shape (seeds, tasks)."""
 
 
-def published(results: Mapping[str, Any], *, strangers: bool = False) -> Solved:
-    """All teams of the seeds that count, of a stranger's tasks or of the others; the untrained one has one row."""
+def published(results: Mapping[str, Any], *, apart: bool = False) -> Solved:
+    """All teams of the seeds that count, of the tasks `APART` or of the others; the untrained one has one row."""
     cells, teams = results["cells"], Solved()
     for task, arms in TASK_ARMS.items():
-        for arm in arms if strangers == (task in STRANGERS) else ():
+        for arm in arms if apart == (task in APART) else ():
             for team, of_seed in played_at(cells, task, arm, rates(cells, task, arm)[2]).items():
                 title = team if arm == AT_GRPO else f"{team}, {arm}"
                 teams[task, title] = of_seed[:1] if team == "base" else of_seed
@@ -429,7 +458,7 @@ def claims(results: Mapping[str, Any]) -> Table:
 
 def strangers(results: Mapping[str, Any]) -> Table:
     """A row for each task and start: success before training, of each seed after it, and the mean."""
-    solved, rows = published(results, strangers=True), []
+    solved, rows = published(results, apart=True), []
     for task in STRANGERS:
         for arm in TASK_ARMS[task]:
             if (task, f"both, {arm}") in solved:
@@ -439,6 +468,18 @@ def strangers(results: Mapping[str, Any]) -> Table:
                     [f"`{task}`", arm, shown(over_seeds(before)), numbers, shown(over_seeds(after))]
                 )
     return ["task", "start", "untrained", "trained, each seed", "mean"], rows
+
+
+def signals(results: Mapping[str, Any]) -> Table:
+    """A row for each way to have fewer silent groups: success of each seed, the mean, and what it adds."""
+    solved, rows = published(results, apart=True), []
+    for arm in TASK_ARMS["sizes"]:
+        if ("sizes", f"both, {arm}") in solved:
+            after, plain = solved["sizes", f"both, {arm}"], solved["sizes", f"both, {NEITHER}"]
+            numbers = ", ".join(f"{shares.mean():.2f}" for shares in after)
+            gain = "" if arm == NEITHER else signed(gain_over_seeds(after - plain[: len(after)]))
+            rows.append([arm, numbers, shown(over_seeds(after)), gain])
+    return ["", "each seed", "mean", "more than neither"], rows
 
 
 def sweep(results: Mapping[str, Any]) -> Table:
@@ -507,7 +548,7 @@ def main() -> None:
         return
     lab.run(options.minutes)
     results = json.loads(options.out.read_text())
-    for rows in (table, claims, sweep, strangers, advice):
+    for rows in (table, claims, sweep, strangers, signals, advice):
         head, lines = rows(results)
         print(f"\n{as_text([head, *lines])}")
 

@@ -3,7 +3,8 @@
     python -m benchmarks.sampling --sizes tiny small medium
 
 The same model, the same adapter, the same number of tokens (no reply ends early, which is the
-worst case for the sampler: it drops rows that have ended, `generate` computes them to the end).
+worst case for the sampler: it drops rows that have ended, `generate` computes them to the end);
+with `--longest N` their lengths are log-normal, cut at N (`benchmarks/lengths.py`).
 Prompts vary in length as they do in training; `--spread 0` makes them equal.
 
 Each runs twice: with the adapter beside the weights, and without, on plain or merged weights,
@@ -22,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, Qwen3Config
+from transformers import LogitsProcessorList, PreTrainedModel, Qwen3Config
 
+from benchmarks.lengths import LengthGenerator, Lengths, log_normal
 from benchmarks.measure import (
     POLICY,
     alternate,
@@ -47,11 +49,14 @@ SIZES = {
     "medium": {"hidden_size": 768, "intermediate_size": 2304, "num_hidden_layers": 8},
 }
 
+END_ID = 1
+
 
 def main() -> None:
     """Prints the table."""
     options = parser(__doc__)
     options.add_argument("--sizes", nargs="+", choices=SIZES, help="random models of these sizes")
+    options.add_argument("--longest", type=int, help="log-normal lengths, cut here")
     given = options.parse_args()
     rows: list[dict[str, Any]] = []
     for size in given.sizes or [None]:
@@ -113,19 +118,26 @@ def _row(
     k: int,
     length: int,
 ) -> dict[str, Any]:
-    generator = BatchGenerator((), 0)
+    count, longest = len(prompts) * k, options.longest or length
+    lengths = [length] * count
+    generator, ends = BatchGenerator((), 0), LogitsProcessorList()
+    if options.longest:
+        drawn = torch.Generator().manual_seed(options.seed)
+        lengths = log_normal(count, length, longest, drawn)
+        generator = LengthGenerator(lengths, END_ID, longest)
+        ends.append(Lengths(lengths, END_ID, longest))
     adapted, sampled = policies.module(POLICY), policies.sampling_module(POLICY)
     modules = {"adapter": adapted} | ({} if sampled is adapted else {"plain": sampled})
     contestants: dict[str, Callable[[], object]] = {}
     for name, module in modules.items():
         contestants[f"sampler, {name}"] = partial(
-            generator.generate, module, prompts, k, SamplingParams(length), range(len(prompts))
+            generator.generate, module, prompts, k, SamplingParams(longest), range(len(prompts))
         )
-        contestants[f"generate, {name}"] = partial(_generate, module, prompts, k, length)
+        contestants[f"generate, {name}"] = partial(_generate, module, prompts, k, longest, ends)
     for name, engine in engines.items():
         contestants[f"vllm, {name}"] = partial(_vllm, engine, prompts, k, length)
     seconds = alternate(contestants, options.rounds, options.device)
-    tokens = options.prompts * k * length
+    tokens = sum(lengths)
     row: dict[str, Any] = {
         "parameters": sum(parameter.numel() for parameter in sampled.parameters()),
         "K": k,
@@ -148,7 +160,13 @@ def _vllm(engine: VllmEngine, prompts: list[tuple[int, ...]], k: int, length: in
     engine.sample(requests, k, SamplingParams(length))
 
 
-def _generate(model: PreTrainedModel, prompts: list[tuple[int, ...]], k: int, length: int) -> None:
+def _generate(
+    model: PreTrainedModel,
+    prompts: list[tuple[int, ...]],
+    k: int,
+    longest: int,
+    ends: LogitsProcessorList,
+) -> None:
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
@@ -160,14 +178,15 @@ def _generate(model: PreTrainedModel, prompts: list[tuple[int, ...]], k: int, le
             ids.to(model.device),
             attention_mask=mask.to(model.device),
             num_return_sequences=k,
-            max_new_tokens=length,
-            min_new_tokens=length,
+            max_new_tokens=longest,
+            min_new_tokens=0 if ends else longest,
+            logits_processor=ends,
             do_sample=True,
             temperature=1.0,
             top_k=0,
             top_p=1.0,
             pad_token_id=0,
-            eos_token_id=1,
+            eos_token_id=END_ID,
         )
     finally:
         model.config._attn_implementation = own

@@ -276,7 +276,7 @@ def tables() -> dict[str, Callable[[], str]]:
     if published("reading"):
         makers |= {
             f"reading_{name}": partial(_of_script, "reading", name)
-            for name in ("claims", "sweep", "strangers", "advice")
+            for name in ("claims", "sweep", "strangers", "signals", "advice")
         }
     if published("protocol"):
         makers["protocol_controls"] = partial(_of_script, "protocol", "controls")

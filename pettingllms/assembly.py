@@ -40,6 +40,7 @@ from pettingllms.samplers.base import SamplerSettings, is_partner
 from pettingllms.samplers.replies import ReplyLog
 from pettingllms.sandbox.isolation import held_by
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig
+from pettingllms.trainers.difficulty import Shared, sizes_of
 from pettingllms.trainers.per_policy import OF_THE_BASE, base_model, by_base, own_settings
 from pettingllms.trainers.presets import embedded_arguments
 
@@ -348,6 +349,39 @@ def make_env(
         with contextlib.suppress(TypeError):
             return made_by(maker, config.env, **arguments, split=split)
     return made_with(config.env, maker, {**taken, **arguments}, arguments)
+
+
+def training_env(
+    config: ATGRPOConfig, source: EnvSource | None, functions: Sequence[RewardFunction]
+) -> AnyEnv:
+    """The environment of a run's training tasks, with one for each size that is drawn.
+
+    Args:
+        config: the settings.
+        source: in place of `config.env`.
+        functions: that add to the rewards.
+
+    Raises:
+        ConfigError: an argument that it does not take, or sizes that it cannot have.
+    """
+
+    def made(arguments: Mapping[str, Any]) -> AnyEnv:
+        changed = dataclasses.replace(config, env_args={**config.env_args, **arguments})
+        return with_rewards(make_env(changed, "train", source, divide=True), functions)
+
+    env = made({})
+    sizes = {name: made(arguments) for name, arguments in sizes_of(config).items()}
+    if sizes and getattr(env.unwrapped, "num_tasks", None) is not None:
+        raise ConfigError(
+            "difficulty_pools: rows of a data set have the size that they have; give --difficulty-pools.rows true"
+        )
+    for name, sized in sizes.items():
+        if sized.possible_agents != env.possible_agents:
+            raise ConfigError(f"difficulty_pools: the team of {config.env} with {name} is another")
+    if sizes:
+        inner: Any = env.unwrapped
+        inner.drawn_sizes = Shared(sizes)
+    return env
 
 
 def with_rewards(env: AnyEnv, functions: Sequence[RewardFunction]) -> AnyEnv:

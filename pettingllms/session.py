@@ -34,7 +34,7 @@ from pettingllms.assembly import (
     located,
     make_env,
     name_of_env,
-    with_rewards,
+    training_env,
 )
 from pettingllms.envs.reward_funcs import RewardFunction, reward_functions
 from pettingllms.errors import (
@@ -274,7 +274,7 @@ def plan_run(
         torch.set_num_threads(1)
     functions = reward_functions(settings.reward_funcs) if reward_funcs is None else reward_funcs
     # Held-out tasks are scored by the environment alone.
-    template = with_rewards(make_env(settings, "train", env, divide=True), functions)
+    template = training_env(settings, env, functions)
     roles_to_policies = parse_policies(settings.policies, *seats_of(template))
     check_method(settings, template, roles_to_policies, method)
     check_bases(settings, roles_to_policies)

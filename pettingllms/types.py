@@ -115,6 +115,8 @@ class Task(NamedTuple):
     """Handed to `reset`; decides the instance, together with `options`."""
     options: Mapping[str, Any] | None = None
     """Handed to `reset`, too: a question of a user's own, for example."""
+    size: str = ""
+    """Name of the size that it is of, where a training draws sizes (`pettingllms.trainers.difficulty`)."""
 
 
 class GroupKey(NamedTuple):

@@ -22,7 +22,7 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import init_device_mesh
 
-from pettingllms.assembly import EnvSource, build_policies, make_env, with_rewards
+from pettingllms.assembly import EnvSource, build_policies, training_env
 from pettingllms.distributed.ranks import ShardedATGRPO, loaded_on_cpu
 from pettingllms.envs.reward_funcs import reward_functions
 from pettingllms.errors import ConfigError
@@ -76,8 +76,8 @@ class RolloutWorker:
         """
         spec = self._spec
         torch.set_num_threads(spec.threads)
-        env = make_env(spec.config, "train", spec.source, divide=True)
-        env = with_rewards(env, reward_functions(spec.config.reward_funcs))
+        functions = reward_functions(spec.config.reward_funcs)
+        env = training_env(spec.config, spec.source, functions)
         self._policies = self._load()
         self._player = Player(spec.config, env, self._policies, spec.shape)
 

@@ -150,7 +150,7 @@ class RayATGRPO(ATGRPO):
         config = self.config
         if step in self._playing or step >= config.max_steps:
             return
-        tasks = tasks_of_batch(self.env, config, step, self.batch)
+        tasks = tasks_of_batch(self, step, self.batch)
         casting = self.method.players(step, self.policies.roles_to_policies, self.trained)
         self._playing[step] = [
             self.fleet.submit("play", step, shard, casting, weights)

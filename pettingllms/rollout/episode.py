@@ -59,6 +59,9 @@ class Episode:
     """An episode in progress: its copy of the environment, and its record."""
 
     def __init__(self, template: AnyEnv, task: Task, index: int) -> None:
+        if task.size:
+            drawn: Mapping[str, AnyEnv] = getattr(template.unwrapped, "drawn_sizes")  # noqa: B009
+            template = drawn[task.size]
         env = template if isinstance(template, TextEnv) else ForeignEnv(template)
         self.env: PlayedEnv = env.clone()
         self.task, self.index = task, index

@@ -34,6 +34,7 @@ from pettingllms.rollout.episode import AnyEnv
 from pettingllms.rollout.trajectory import Trajectory, check_room, in_order, with_advantages
 from pettingllms.trainers.batch import PolicyBatch, policy_batches
 from pettingllms.trainers.config import ATGRPOConfig, resolve
+from pettingllms.trainers.difficulty import Pools
 from pettingllms.trainers.losses import RoleGradients, policy_loss
 from pettingllms.trainers.method import Casting, Method
 from pettingllms.trainers.metrics import Clock, LossMeter, rollout_metrics
@@ -149,6 +150,8 @@ class ATGRPO:
         self.env, self.policies, self.callbacks = env, policies, callbacks
         self.method = Method.of(config, method)
         self.method.attach(env, policies)
+        # A learner on Ray has no environment.
+        self.pools = Pools(config, env) if config.difficulty_pools and env is not None else None
         self.settings = trained_settings(config, policies.roles_to_policies)
         self.trained = tuple(self.settings)
         self.step = self.tokens = self.batch = 0
@@ -200,6 +203,8 @@ class ATGRPO:
                 batches = policy_batches(self.config, learners, in_order(trajectories))
                 metrics |= self.update(batches)
                 metrics["frac_reward_zero_std"] = PolicyBatch.silent_share(batches.values())
+                if self.pools is not None:
+                    metrics |= self.pools.learn(trajectories)
         except BaseException:
             self.tokens = tokens
             for name, plugin in self.stateful.items():
@@ -228,7 +233,8 @@ class ATGRPO:
     def stateful(self) -> dict[str, Any]:
         """Name -> what may learn something besides the policies, and is part of checkpoints."""
         kept = {callback.kept_as: callback for callback in self.callbacks if callback.kept_as}
-        return {"method": self.method, **kept}
+        pools = {} if self.pools is None else {"pools": self.pools}
+        return {"method": self.method, **pools, **kept}
 
     @property
     def casting(self) -> Casting:

@@ -268,6 +268,12 @@ class ATGRPOConfig:
         "batch has tasks (DAPO's dynamic sampling, then with silent groups dropped)",
         at_least=1,
     )
+    difficulty_pools: Mapping[str, Any] = _algorithm(
+        {},
+        "Draw tasks less often that are solved in less than 0.25 or more than 0.75 of the tries: "
+        "--difficulty-pools.rows true for rows of a data set, or sizes of generated tasks, as in "
+        "--difficulty-pools.sentences '[2, 3, 4]'",
+    )
     loss_type: str = _algorithm(
         "dapo",
         "grpo, bnpo, dr_grpo, dapo, cispo or sapo, as in TRL",

@@ -31,6 +31,7 @@ from pettingllms.policies.roles import own_names, trained_policies
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.rollout.shapes import SHAPES
 from pettingllms.trainers.config import ResolvedConfig
+from pettingllms.trainers.difficulty import Pools
 from pettingllms.trainers.method import Method
 from pettingllms.trainers.method_names import METHODS, PARTS
 from pettingllms.trainers.per_policy import by_base, check_policy_settings, own_settings
@@ -108,6 +109,17 @@ def check_needs(config: ResolvedConfig, method: Method, env: Any) -> None:
         )
 
 
+def check_pools(config: ResolvedConfig, env: AnyEnv) -> None:
+    """Refuses difficulty pools of tasks whose success is not known, or of nothing.
+
+    Raises:
+        ConfigError: says what is missing.
+    """
+    if lacking(("success",), env):
+        raise ConfigError(f"difficulty_pools {NEEDS['success'][1].format(env=env)}")
+    Pools(config, env)
+
+
 def check_method(
     config: ResolvedConfig,
     env: AnyEnv,
@@ -131,6 +143,8 @@ def check_method(
             f"--method {config.method}+dr_mas"
         )
     check_needs(config, made, env)
+    if config.difficulty_pools:
+        check_pools(config, env)
     made.shape().check(env)
     _check_credit(config, made)
     trained = trained_policies(config.train_roles, players)

@@ -132,7 +132,7 @@ def sampled(trainer: ATGRPO, clock: Clock) -> list[Trajectory]:
     config, trajectories = trainer.config, list[Trajectory]()
     try:
         for trainer.batch in range(config.max_num_gen_batches):
-            tasks = tasks_of_batch(trainer.env, config, trainer.step, trainer.batch)
+            tasks = tasks_of_batch(trainer, trainer.step, trainer.batch)
             trajectories += trainer.rollout(tasks, clock)
             if has_enough(trajectories, trainer.casting.learners, config.tasks_per_step):
                 break
@@ -141,10 +141,12 @@ def sampled(trainer: ATGRPO, clock: Clock) -> list[Trajectory]:
     return trajectories
 
 
-def tasks_of_batch(env: AnyEnv, config: ResolvedConfig, step: int, batch: int) -> list[Task]:
+def tasks_of_batch(trainer: ATGRPO, step: int, batch: int) -> list[Task]:
     """Returns the tasks of a batch of a step."""
+    config, pools = trainer.config, trainer.pools
     number = step * config.max_num_gen_batches + batch
-    return tasks_of_step(env, config.env, number, config.tasks_per_step, config.seed)
+    tasks = tasks_of_step(trainer.env, config.env, number, config.tasks_per_step, config.seed)
+    return tasks if pools is None else pools.drawn(tasks, number)
 
 
 def has_enough(trajectories: Sequence[Trajectory], policies: Collection[str], needed: int) -> bool:

@@ -249,6 +249,11 @@ def check_scale(settings: Any) -> None:
             f"max_num_gen_batches {settings.max_num_gen_batches} with max_staleness: whether a step samples more is "
             "known only when all of it has been played; leave max_staleness out"
         )
+    if settings.difficulty_pools and settings.max_staleness:
+        raise ConfigError(
+            "difficulty_pools with max_staleness: what a step plays follows from the success of the one before, "
+            "which is played at the same time; leave max_staleness out"
+        )
     if not settings.workers:
         if settings.ray_address is not None:
             raise ConfigError(
