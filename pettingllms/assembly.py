@@ -40,7 +40,7 @@ from pettingllms.samplers.base import SamplerSettings, is_partner
 from pettingllms.samplers.replies import ReplyLog
 from pettingllms.sandbox.isolation import held_by
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig
-from pettingllms.trainers.difficulty import Shared, sizes_of
+from pettingllms.trainers.difficulty import SizedEnvs, sizes_of
 from pettingllms.trainers.per_policy import OF_THE_BASE, base_model, by_base, own_settings
 from pettingllms.trainers.presets import embedded_arguments
 
@@ -356,11 +356,6 @@ def training_env(
 ) -> AnyEnv:
     """The environment of a run's training tasks, with one for each size that is drawn.
 
-    Args:
-        config: the settings.
-        source: in place of `config.env`.
-        functions: that add to the rewards.
-
     Raises:
         ConfigError: an argument that it does not take, or sizes that it cannot have.
     """
@@ -380,7 +375,7 @@ def training_env(
             raise ConfigError(f"difficulty_pools: the team of {config.env} with {name} is another")
     if sizes:
         inner: Any = env.unwrapped
-        inner.drawn_sizes = Shared(sizes)
+        inner.drawn_sizes = SizedEnvs(sizes)
     return env
 
 

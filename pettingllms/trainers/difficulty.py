@@ -12,7 +12,7 @@ measured before the step, which is part of checkpoints.
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import cycle, islice
 from typing import Any
@@ -29,10 +29,10 @@ RECENT = 8
 """Latest tasks of a size whose mean counts. A row counts with its latest one."""
 
 
-class Shared(dict[str, AnyEnv]):
+class SizedEnvs(dict[str, AnyEnv]):
     """The environments of all sizes, which copies of the team's environment share."""
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Shared:
+    def __deepcopy__(self, memo: dict[int, Any]) -> SizedEnvs:
         return self
 
 
@@ -85,13 +85,12 @@ class Pools:
 
     def learn(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """Takes over the success of a step's tasks; returns how many rows or sizes are in each pool."""
-        by_task = dict[Task, list[Trajectory]]()
+        episodes = defaultdict[Task, list[Trajectory]](list)
         for trajectory in trajectories:
-            by_task.setdefault(trajectory.task, []).append(trajectory)
-        for task, episodes in by_task.items():
-            success = mean_success(episodes)
+            episodes[trajectory.task].append(trajectory)
+        for task, of_task in episodes.items():
+            success, name = mean_success(of_task), task.size or str(task.seed)
             if success is not None:
-                name = task.size or str(task.seed)
                 self._measured[name] = [*self._measured.get(name, ()), success][-self._needed :]
         sizes = Counter(map(self._pool, self._names))
         return {f"pools/{pool}": float(sizes[pool]) for pool in ("hard", "in_reach", "easy")}

@@ -109,17 +109,6 @@ def check_needs(config: ResolvedConfig, method: Method, env: Any) -> None:
         )
 
 
-def check_pools(config: ResolvedConfig, env: AnyEnv) -> None:
-    """Refuses difficulty pools of tasks whose success is not known, or of nothing.
-
-    Raises:
-        ConfigError: says what is missing.
-    """
-    if lacking(("success",), env):
-        raise ConfigError(f"difficulty_pools {NEEDS['success'][1].format(env=env)}")
-    Pools(config, env)
-
-
 def check_method(
     config: ResolvedConfig,
     env: AnyEnv,
@@ -144,7 +133,9 @@ def check_method(
         )
     check_needs(config, made, env)
     if config.difficulty_pools:
-        check_pools(config, env)
+        if lacking(("success",), env):
+            raise ConfigError(f"difficulty_pools {NEEDS['success'][1].format(env=env)}")
+        Pools(config, env)  # made only for the errors that it raises
     made.shape().check(env)
     _check_credit(config, made)
     trained = trained_policies(config.train_roles, players)
