@@ -44,7 +44,14 @@ def hit(kind: str, number: signal.Signals) -> None:
         (2, {"env": "plan_path", "difficulty_pools": {"height": [4, 6], "width": [4, 6]}}),
         (2, {"env": "tests.listening_program:relay_env", "method": "look_ahead"}),
     ],
-    ids=["stateful-frozen-role", "two-bases", "shared-grpo", "dynamic-sampling", "pools", "program"],
+    ids=[
+        "stateful-frozen-role",
+        "two-bases",
+        "shared-grpo",
+        "dynamic-sampling",
+        "pools",
+        "program",
+    ],
 )
 def test_workers_change_no_bit(ray, workers, settings):
     assert run(ray, workers=workers, **settings) == run(None, **settings)
