@@ -107,7 +107,6 @@ def test_the_environments_misspelt_arguments_are_refused(name):
     [
         ("sokoban", {"agents": "single"}, {}, "agents was 'single' there and is 'team'"),
         ("sokoban", {"size": 7}, {}, "size was 7 there and is 6"),
-        ("sokoban", {"symbols": "ragen"}, {}, "symbols"),
         ("sokoban", {"pushes": (3, 8)}, {}, r"pushes was \(3, 8\)"),
         ("sudoku", {"size": 9}, {"size": 4}, "size was 9 there and is 4"),
         ("plan_path", {"tool": "python"}, {}, "tool was 'python'"),

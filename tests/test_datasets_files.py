@@ -97,6 +97,12 @@ def test_a_file_that_is_not_what_its_name_says_is_named(tmp_path, name):
         load_problems(tmp_path / name)
 
 
+def test_a_table_is_read_whatever_its_name_and_where_nothing_can_be_cached(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", "/proc/none")
+    file = write_parquet(tmp_path / "a[1] what?*.parquet", [SUM, OTHER])
+    assert [p.answers for p in load_problems(file).records] == [("2",), ("4",)]
+
+
 def test_text_that_is_no_json_is_named_with_its_first_row(tmp_path, capsys):
     (tmp_path / "a.jsonl").write_text("question,answer\n1+1,2\n")
     assert main(["check", str(tmp_path / "a.jsonl")]) == 2

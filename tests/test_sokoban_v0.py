@@ -32,7 +32,7 @@ CHOICES: dict[str, dict[str, Any]] = {
     "two boxes, gym": {"boxes": 2, "rewards": "gym"},
     "alone, sparse": {"agents": "single", "rewards": "sparse", "size": 5, "boxes": 2},
     "compact": {"prompt": "compact", "size": 7},
-    "words": {"symbols": "words", "pushes": (1, 2)},
+    "few pushes": {"pushes": (1, 2)},
 }
 
 
@@ -325,22 +325,6 @@ def test_what_is_shown_can_be_read_again():
         assert env._parse_answer(env._state.level, written) == moves
 
 
-@pytest.mark.parametrize("symbols", sokoban_v0.SYMBOLS)
-def test_symbols_change_the_board_and_nothing_else(symbols):
-    env = make(level="######\n#+$ *#\n#  $.#\n######", symbols=symbols, render_mode="ansi")
-    signs, gap = env.symbols
-    plain = dict(zip(signs, sokoban.SYMBOLS, strict=True))
-    rows = [
-        "".join(plain[sign] for sign in (row.split(gap) if gap else row))
-        for row in env.render().split("\n")
-    ]
-    assert tuple(rows) == board(env)
-    assert all(
-        f"{sign} {name}" in env.rules
-        for sign, name in zip(signs[2:], sokoban_v0.NAMES[2:], strict=True)
-    )
-
-
 def test_pictures_show_every_kind_of_cell():
     env = make(level="######\n#+$ *#\n#  $.#\n######", render_mode="rgb_array")
     picture = env.render()
@@ -460,7 +444,7 @@ def test_levels_of_reasoning_gym_are_played_to_the_end_with_their_solutions():
 
 @pytest.mark.parametrize(
     "kwargs",
-    [{"size": 12}, {"boxes": 0}, {"pushes": (3, 1)}, {"symbols": "xbs"}, {"rewards": "gim"}],
+    [{"size": 12}, {"boxes": 0}, {"pushes": (3, 1)}, {"rewards": "gim"}],
 )
 def test_an_argument_out_of_range_is_refused(kwargs):
     with pytest.raises(ConfigError):

@@ -319,8 +319,6 @@ def test_boards_are_drawn_as_they_are(page: Browser, name: str) -> None:
     full = board(prompt="full")
     assert full == board(prompt="compact")
     assert any(cell for row in full["cells"] for cell in row)
-    if name == "sokoban":
-        assert full == board(prompt="full", symbols="ragen")
     way = page.run(
         "return wayOf({kind: 'plan', cells: [['player', '', 'wall'], ['', 'goal', '']]}, arguments[0])",
         "First [U]. #### [R, D, R, U, R]",

@@ -42,7 +42,7 @@ see `pettingllms.data.sokoban.solve`), `boxes_on_goal`, `deadlock` and `gym` (gy
 # Arguments
 
 `dataset`; of generated levels `size` (5 to 10, the frame of walls included), `boxes` (1 to 4) and `pushes` (fewest and most
-optimal pushes, such as (3, 8)); `symbols` of full prompts: `"xsb"`, `"ragen"` or `"words"`.
+optimal pushes, such as (3, 8)).
 `agents`, `tool`, `refused`, `rewards`, `prompt`, `sandbox` (`pettingllms.envs.boards.BoardEnv`), `split`, `alpha`, `max_turns` (alias `max_cycles`), `render_mode`.
 
 # Version History
@@ -54,7 +54,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Unpack, cast
+from typing import Any, ClassVar, Unpack, cast
 
 from pettingllms.data import board_files, sokoban
 from pettingllms.data.sokoban import (
@@ -67,7 +67,7 @@ from pettingllms.data.sokoban import (
     pull_distances,
 )
 from pettingllms.data.splits import Split
-from pettingllms.envs import arguments, rendering, small_text
+from pettingllms.envs import rendering, small_text
 from pettingllms.envs.base import metadata_of
 from pettingllms.envs.boards import (
     WORST,
@@ -85,21 +85,14 @@ MOVE_COST, SOLVED_BONUS = 0.1, 10.0
 Moves = tuple[str, ...]
 
 
-class Symbols(NamedTuple):
-    """Signs of the seven kinds of cell, in the order of `NAMES`, and the text between cells."""
-
-    signs: tuple[str, ...]
-    gap: str = ""
-
-
 NAMES = ("wall", "floor", "goal", "box", "box on goal", "player", "player on goal")
-SYMBOLS = {
-    "xsb": Symbols(tuple(sokoban.SYMBOLS)),
-    "ragen": Symbols(("#", "_", "O", "X", "√", "P", "S")),
-    "words": Symbols(tuple(name.replace(" ", "_") for name in NAMES), gap=" "),
-}
+"""Of the signs in `sokoban.SYMBOLS`."""
+_LEGEND = ", ".join(
+    f"{sign if sign.strip() else 'a space'} {name}"
+    for sign, name in zip(sokoban.SYMBOLS, NAMES, strict=True)
+)
 RULES = (
-    "Push every box onto a goal. On the board: {}. "
+    f"Push every box onto a goal. On the board: {_LEGEND}. "
     "The moves are U (up), D (down), L (left) and R (right). Moving against a box pushes it one "
     "cell further, where neither a wall nor another box is; boxes cannot be pulled. "
     "A move that is not possible is refused. "
@@ -121,7 +114,6 @@ class raw_env(BoardEnv):
             two.
         dataset: levels to play in place of generated ones: text, a file or folder (XSB, Boxoban),
             or a named set.
-        symbols: signs of full prompts: "xsb", "ragen" or "words".
         kwargs: as in `BoardEnv`.
 
     Raises:
@@ -134,6 +126,7 @@ class raw_env(BoardEnv):
     reset_options: ClassVar[tuple[str, ...]] = ("level",)
     smollm2: ClassVar[Mapping[str, Any]] = {"prompt": "small", "size": 5, "pushes": (1, 2)}
     word: ClassVar[str] = "sokoban"
+    rules: str = RULES
     schemes: ClassVar[tuple[str, ...]] = ("paper", "sparse", "gym")
 
     def __init__(
@@ -143,18 +136,10 @@ class raw_env(BoardEnv):
         size: int = 6,
         boxes: int = 1,
         pushes: tuple[int, int | None] | None = None,
-        symbols: str = "xsb",
         **kwargs: Unpack[BoardArguments],
     ) -> None:
         super().__init__(**kwargs)
         self.settings = sokoban.checked(size, boxes, pushes)
-        self.symbols = SYMBOLS[arguments.one_of("symbols", symbols, tuple(SYMBOLS))]
-        self.rules = RULES.format(
-            ", ".join(
-                f"{sign if sign.strip() else 'a space'} {name}"
-                for sign, name in zip(self.symbols.signs, NAMES, strict=True)
-            )
-        )
         self._take_boards(board_files.LEVEL_FILES, dataset)
         if dataset is None and (pushes is not None or size == sokoban.SIZES[0]):
             # Only these can be impossible; they are refused here, not at the first reset.
@@ -259,14 +244,7 @@ class raw_env(BoardEnv):
         return small_text.asked_way(f"box is {way}", blocked, f" Push it {push}.")
 
     def _board(self, level: Level, position: Position) -> str:
-        rows = "\n".join(sokoban.rows(level.room, position))
-        signs, gap = self.symbols
-        if signs == SYMBOLS["xsb"].signs:
-            return rows
-        shown = {
-            ord(letter): sign + gap for letter, sign in zip(sokoban.SYMBOLS, signs, strict=True)
-        }
-        return "\n".join(row.removesuffix(gap) for row in rows.translate(shown).split("\n"))
+        return "\n".join(sokoban.rows(level.room, position))
 
     def _coordinates(self, level: Level, position: Position) -> str:
         room = level.room
