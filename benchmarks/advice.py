@@ -126,11 +126,12 @@ class Watch(Callback):
 
 
 @torch.no_grad()
-def decisions(policies: PolicySet, env: Duet) -> float:
-    """The probability of a right decision, the mean of both roles over phrases and prompts."""
-    tokenizer, chances = policies.chat.tokenizer, []
+def chances(policies: PolicySet, env: Duet) -> dict[str, torch.Tensor]:
+    """The probability that a role's reply is right, by role, for each phrase."""
+    tokenizer, by_role = policies.chat.tokenizer, {}
     for role, right in env.right.items():
         model = policies.sampling_model(policies.policy_for(role))
+        by_role[role] = torch.zeros(len(right))
         for named, weight in ((True, 1 - env.q), (False, env.q)):
             if not weight:
                 continue
@@ -148,8 +149,14 @@ def decisions(policies: PolicySet, env: Duet) -> float:
                 sum(logp[n, at - 1, row[at]].item() for at in range(places[n], len(row)))
                 for n, row in enumerate(rows)
             ]
-            chances.append(weight * torch.tensor(right_ones).exp().mean().item())
-    return sum(chances) / len(ROLES)
+            by_role[role] += weight * torch.tensor(right_ones).exp()
+    return by_role
+
+
+def decisions(policies: PolicySet, env: Duet) -> float:
+    """The probability of a right decision, the mean of both roles over phrases and prompts."""
+    by_role = chances(policies, env)
+    return sum(chance.mean().item() for chance in by_role.values()) / len(ROLES)
 
 
 def train(base: Path, cell: Cell, tokens: int = TOKENS) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 
 import pytest
 
@@ -119,11 +120,30 @@ def test_a_constant_word_is_right_as_often_as_chance():
     assert blind_baseline(make("duet", rho=1.0), episodes=50)[0].success == 0
 
 
+@pytest.mark.parametrize("agreement", [-1.0, -0.5, 0.0, 0.5])
+def test_local_rewards_of_right_agree_with_being_right_as_far_as_said(agreement):
+    env = make("duet", agreement=agreement, prompt="compact")
+    for number, answer in enumerate(env.right["right"]):
+        paid = []
+        for word in env.answers:
+            env.reset(seed=0)
+            env._state = DuetState((number,), (True,), True)
+            env.step("other")
+            env.step(word)
+            paid.append(env.infos["right_0"]["local_reward"])
+        right = [float(n == answer) for n in range(len(env.answers))]
+        assert statistics.correlation(paid, right) == pytest.approx(agreement, abs=1e-6)
+        assert statistics.fmean(paid) == pytest.approx(1 / 8)
+        assert statistics.pstdev(paid) == pytest.approx(statistics.pstdev(right))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"rho": 1.5}, "rho must be a share from 0 to 1, got 1.5"),
-        ({"q": True}, "q must be a share"),
+        ({"rho": 1.5}, "rho must be a number from 0 to 1, got 1.5"),
+        ({"q": True}, "q must be a number"),
+        ({"agreement": -1.5}, "agreement must be a number from -1 to 1, got -1.5"),
+        ({"agreement": 0.0, "answers": 2}, "answers must be a whole number from 3 to 16"),
         ({"mass": 0}, "mass must be a whole number from 1 to 8"),
         ({"inputs": 65}, "inputs must be a whole number from 2 to 64"),
         ({"answers": 1.0}, "answers must be"),

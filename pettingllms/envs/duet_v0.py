@@ -32,9 +32,12 @@ the second of them. `infos[agent]["right"]` tells whether the agent's answer was
 | `"dense"` (default) | 1 for the agent's right answer; -0.1 for a reply that is none of the words |
 | `"sparse"` | 0 |
 
+With `agreement` below 1, the local reward of `right` is less to be trusted: it is a fixed number for each answer to a phrase, whose
+correlation with "this is the right answer" over all answers is `agreement`, at an equal mean and deviation. At -1 the right answer earns least.
+
 # Arguments
 
-`rho` and `q` (0 to 1), `mass` (1 to 8), `key` (seed of the right answers), `inputs` (phrases, 2 to 64), `answers` (words, 2 to 16). `rho` is rounded to
+`rho` and `q` (0 to 1), `agreement` (-1 to 1), `mass` (1 to 8), `key` (seed of the right answers), `inputs` (phrases, 2 to 64), `answers` (words, 2 to 16). `rho` is rounded to
 whole phrases. `rewards`, `split`, `alpha`, `max_turns` (alias `max_cycles`) and `prompt` (`"full"`, or `"compact"` for the embedded
 model) are as in `plan_path_v0`. The embedded model was not primed on this environment: `python -m benchmarks.priming.duet`
 makes a base that was.
@@ -46,6 +49,7 @@ makes a base that was.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -84,6 +88,24 @@ def right_answers(rho: float, key: int, inputs: int, answers: int) -> dict[str, 
     for number in rng.sample(range(inputs), round(rho * inputs)):
         right[number] = (left[number] + rng.randrange(1, answers)) % answers
     return {"left": left, "right": right}
+
+
+def local_rewards(right: int, agreement: float, answers: int, rng: random.Random) -> list[float]:
+    """Returns a reward for each answer, whose correlation with being right is `agreement`.
+
+    Mean and deviation are those of 1 for the right answer and 0 for the others.
+    """
+    noise = [rng.gauss(0, 1) for _ in range(answers)]
+    # Without correlation: the right answer gets the mean, and what the others get adds up to 0.
+    noise[right] = 0.0
+    middle = sum(noise) / (answers - 1)
+    noise = [0.0 if number == right else value - middle for number, value in enumerate(noise)]
+    length = math.hypot(*noise)
+    size = math.sqrt((1 - agreement**2) * (1 - 1 / answers)) / length
+    return [
+        1 / answers + agreement * ((number == right) - 1 / answers) + size * value
+        for number, value in enumerate(noise)
+    ]
 
 
 def best_decisions(rho: float, q: float, *, shared: bool) -> float:
@@ -133,6 +155,7 @@ class raw_env(TeamEnv):
     Args:
         rho: share of phrases whose right answer depends on the role.
         q: share of prompts that do not name the role.
+        agreement: correlation of the local rewards of `right` with being right.
         mass: phrases that `left` answers in an episode, for each one of `right`.
         key: seed of the right answers.
         inputs: number of phrases.
@@ -153,6 +176,7 @@ class raw_env(TeamEnv):
         *,
         rho: float = 0.5,
         q: float = 0.5,
+        agreement: float = 1.0,
         mass: int = 1,
         key: int = 0,
         inputs: int = 32,
@@ -164,11 +188,21 @@ class raw_env(TeamEnv):
         if kwargs.get("max_turns") is None and kwargs.get("max_cycles") is None:
             kwargs["max_turns"] = most
         super().__init__(roles=("left", "right"), rewards=rewards, **kwargs)
-        self.mass, self.q = most, _share("q", q)
+        self.mass, self.q = most, _within("q", q, 0, 1)
         inputs = _whole("inputs", inputs, 2, len(FIRST) * len(SECOND))
         self.answers = ANSWERS[: _whole("answers", answers, 2, len(ANSWERS))]
-        rho, key = _share("rho", rho), _whole("key", key, 0, 2**32)
+        rho, key = _within("rho", rho, 0, 1), _whole("key", key, 0, 2**32)
         self.right = right_answers(rho, key, inputs, len(self.answers))
+        self.locals: list[list[float]] | None = None
+        """Local rewards of `right` by phrase and answer; None: 1 for the right answer."""
+        if _within("agreement", agreement, -1, 1) < 1:
+            # Of two answers, one is right: no reward could be unrelated to that.
+            _whole("answers", answers, 3, len(ANSWERS))
+            rng = random.Random(f"duet/{key}/local")
+            self.locals = [
+                local_rewards(answer, float(agreement), len(self.answers), rng)
+                for answer in self.right["right"]
+            ]
 
     def _start(self, seed: int, options: dict[str, Any]) -> DuetState:  # noqa: ARG002 - none
         rng = self._random(seed)
@@ -203,7 +237,11 @@ class raw_env(TeamEnv):
         if reply not in self.answers:
             return self._unread(state, agent, f"{reply[:40]!r} is none of the words")
         number, _ = self._asked(state, agent)
-        correct = self.answers.index(reply) == self.right[agent.removesuffix("_0")][number]
+        answer = self.answers.index(reply)
+        correct = answer == self.right[agent.removesuffix("_0")][number]
+        local = float(correct)
+        if agent == "right_0" and self.locals is not None:
+            local = self.locals[number][answer]
         if agent == "left_0":
             after = replace(state, left=(*state.left, correct))
         else:
@@ -211,7 +249,7 @@ class raw_env(TeamEnv):
         return Outcome(
             after,
             team=float(after.success and not state.success),
-            local=float(correct) if self.rewards_scheme == "dense" else 0.0,
+            local=local if self.rewards_scheme == "dense" else 0.0,
             success=after.success,
             done=len(after.left) == self.mass and after.right is not None,
             info={"right": correct},
@@ -227,9 +265,9 @@ class raw_env(TeamEnv):
         return f"phrase: {phrase(number)}\nright: {' and '.join(words)}\nboth: {state.success}"
 
 
-def _share(name: str, value: float) -> float:
-    if isinstance(value, bool) or not 0 <= arguments.finite(name, value) <= 1:
-        raise ConfigError(f"{name} must be a share from 0 to 1, got {value!r}")
+def _within(name: str, value: float, least: int, most: int) -> float:
+    if isinstance(value, bool) or not least <= arguments.finite(name, value) <= most:
+        raise ConfigError(f"{name} must be a number from {least} to {most}, got {value!r}")
     return float(value)
 
 

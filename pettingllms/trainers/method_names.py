@@ -30,6 +30,7 @@ _FILES = {
     "dr_mas": ("dr_mas:DrMas", "decision:PerDecision", "turn:PerTurn", "agent_turn:PerAgentTurn"),
     "gigpo": ("gigpo:Gigpo",),
     "gdpo": ("gdpo:Gdpo",),
+    "aligned": ("aligned:Aligned",),
     "rae": ("rae:Rae",),
     "marshal": ("marshal:Marshal",),
     "max_rl": ("max_rl:MaxRl",),
