@@ -87,7 +87,7 @@ def train(base: Path, cell: Cell, tokens: int) -> dict[str, Any]:
         prompt="compact",
         alpha=settings.get("alpha", 1.0),
     )
-    lora = {"lora_r": RANK, "lora_alpha": 2 * RANK, "seed": cell.seed}
+    lora: dict[str, Any] = {"lora_r": RANK, "lora_alpha": 2 * RANK, "seed": cell.seed}
     config = ATGRPOConfig(
         env="duet",
         model=str(base),
