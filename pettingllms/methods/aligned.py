@@ -65,8 +65,8 @@ class Aligned(AtGrpo):
         w = max(0, c - 1 / sqrt(d))                d: degrees of freedom; `start` until 4 groups tell
         r = alpha * team + w * local               w from earlier steps
 
-    The sums are over groups in which both rewards differ, and decay by 0.95 a step. The penalty of a
-    reply that cannot be read keeps its weight, and its group's other candidates are compared without it.
+    The sums are over groups in which both rewards differ, and decay by 0.95 a step. A reply that cannot
+    be read keeps its whole penalty and is left out of the sums.
 
     Args:
         config: resolved settings of the run.
