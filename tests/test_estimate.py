@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -187,3 +188,25 @@ def test_this_machines_card_has_the_memory_that_it_reports(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: here)
     assert gpu_of(ATGRPOConfig(model="any", device="cuda")) == Gpu("NVIDIA L4", 22)
+
+
+def test_a_dry_run_shows_who_is_asked_what(tmp_path: Path) -> None:
+    program = tmp_path / "team.py"
+    program.write_text(
+        "from tests.listening_program import asked, user\n\n\n"
+        "def solve(task, base_url):\n"
+        "    for number, role in enumerate(['writer', 'reader', 'writer']):\n"
+        "        reply = asked(base_url, role, user(f'{role} {number}\\n' * 20))\n"
+        "    return 1.0\n"
+    )
+    config = ATGRPOConfig(env=f"program:{program}:solve", method="look_ahead")
+    _, _, shown = dry_run(config, "h100").partition("# Prompts of a task with empty replies\n")
+    # The first prompt of each role is shown and cut, of others their size.
+    first = [f"#              {line}" for line in [*["writer 0"] * 12, "..."]]
+    second = [f"#              {line}" for line in [*["reader 1"] * 12, "..."]]
+    sizes = [
+        f"#           {n}  {role}, 180 characters"
+        for n, role in enumerate(("", "writer", "reader", "writer"))
+        if n
+    ]
+    assert shown.splitlines() == [sizes[0], *first, sizes[1], *second, sizes[2]]

@@ -369,6 +369,7 @@ def test_a_loop_that_swallows_every_error_is_truncated() -> None:
     ("result", "why"),
     [
         ("well", "a reward is a number, or a mapping"),
+        (None, "returned None"),
         ({"teem": 1.0}, "with 'teem'"),
         (float("nan"), "finite number"),
         ({"team": "1"}, "finite number"),
@@ -475,6 +476,28 @@ def test_wrong_paths_and_bodies_are_refused_in_json(path: str, body: Any, status
         sent(base_url.replace("/v1", path[2:]) if path.startswith("..") else base_url + path, body)
     assert refused.value.args[0] == status
     assert refused.value.args[1]
+
+
+def test_a_path_that_is_not_served_is_named_whatever_the_client_makes_of_the_answer() -> None:
+    def solve(task: int, base_url: str, first: str = "no") -> float:
+        if first != "no":
+            asked(base_url, "writer", user("?"))
+        with contextlib.suppress(Answered):
+            sent(f"{base_url}/embeddings", {})
+        raise RuntimeError("404")
+
+    with pytest.raises(ConfigError, match="first call: POST /embeddings is not served here"):
+        started(solve)
+    env = played(started(partial(solve, first="yes")), "!")
+    assert env.infos["writer_0"]["parse_error"].startswith("POST /embeddings is not served here")
+
+
+def test_a_program_that_has_paid_need_not_return_a_reward() -> None:
+    def solve(task: int, base_url: str, pay: Any) -> None:
+        asked(base_url, "writer", user("?"))
+        pay(team=0.5)
+
+    assert played(started(solve), "!").rewards["writer_0"] == 0.5
 
 
 # Conversations and tools

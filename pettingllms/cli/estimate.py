@@ -1,7 +1,7 @@
 """`--dry-run`: the settings as they would be used, and roughly what they cost.
 
-For a GPU nothing is loaded: the model is built without memory (PyTorch's meta device), and the environment
-is made to count its roles. Activations are within 15 % of what was measured on a CPU
+For a GPU nothing is loaded: the model is built without memory (PyTorch's meta device). The environment plays one
+task with empty replies, which shows who is asked what. Activations are within 15 % of what was measured on a CPU
 (`tests/test_estimate.py`); other bytes are counted. On a CPU the time is measured, by taking a small step.
 """
 
@@ -19,6 +19,8 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from pettingllms.assembly import build_policies
+from pettingllms.envs.aec import AnyEnv, observe_text
+from pettingllms.envs.base import next_agent
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.models import model_path
 from pettingllms.models.gguf import SMOLLM2
@@ -52,6 +54,10 @@ MEASURED_TASKS = 4
 """Tasks of the step that is measured on a CPU, at the most."""
 TIMED = ("sample", "score", "update")
 """Parts of a step whose time is shown."""
+MOST_PROMPTS = 64
+"""Prompts of the task that is shown."""
+MOST_LINES = 12
+"""Lines of each role's first prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +196,7 @@ def dry_run(config: ATGRPOConfig, device: str = HERE) -> str:
     count = f"{len(policies)} policies for {len(roles)} roles ({', '.join(roles)})"
     lines = ["", f"# {count}, {len(trained)} trained", *_memory(works)]
     lines += _work(works, "a turn" if turns is None else f"a step ({turns} turns at the most)")
+    lines += _rehearsal(plan.env)
     if device == CPU:
         lines += _measured(plan)
     elif works[0].gpu is None:
@@ -406,6 +413,25 @@ def _work(works: Sequence[Workload], unit: str) -> list[str]:
         f"#   {flops / 1e12:>9,.3g}  TFLOP to sample and update, prompts not counted",
         "; ".join([f"# Steps: {config.max_steps}{budget}", *models]),
     ]
+
+
+def _rehearsal(env: AnyEnv) -> list[str]:
+    """Who is asked what in a task whose replies are all empty: every prompt's size, each role's first one."""
+    lines, roles, why = ["", "# Prompts of a task with empty replies"], set[str](), ""
+    env.reset(seed=0)
+    for number in range(1, MOST_PROMPTS + 1):
+        if (agent := next_agent(env)) is None:
+            break
+        role, text = role_of(agent), observe_text(env, agent)
+        lines.append(f"#   {number:>9}  {role}, {len(text):,} characters")
+        if role not in roles:
+            first, *more = text.splitlines()[: MOST_LINES + 1] or [""]
+            shown = [first, *more[: MOST_LINES - 1], *["..."] * (len(more) >= MOST_LINES)]
+            lines += [f"#              {line}".rstrip() for line in shown]
+        roles.add(role)
+        env.step("")
+        why = env.infos[agent].get("parse_error") or ""
+    return [*lines, f"# The last reply was not read: {why}"] if why else lines
 
 
 def _measured(plan: TrainPlan) -> list[str]:

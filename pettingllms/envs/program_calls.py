@@ -257,6 +257,8 @@ class Asked(Protocol):
     """A run, as the front sees it."""
 
     roles: Sequence[str] | None
+    unserved: str
+    """The latest path that was asked in vain; not every client shows the answer."""
 
     def ask(self, body: Any, gone: Callable[[], bool]) -> dict[str, Any]:
         """Waits for the reply to a request; `gone` says whether its client has left."""
@@ -345,11 +347,9 @@ class _Handler(BaseHTTPRequestHandler):
         if (method, route) == ("POST", "responses"):
             return response(run.ask(chat_body(body), lambda: _left(self.connection)))
         if (method, route) != ("POST", "chat/completions"):
-            raise NotServed(
-                404,
-                f"{method} /{route} is not served here: POST /chat/completions and /responses are, "
-                "GET /models, POST /pay",
-            )
+            run.unserved = f"{method} /{route} is not served here: POST /chat/completions and "
+            run.unserved += "/responses are, GET /models, POST /pay"
+            raise NotServed(404, run.unserved)
         reply = run.ask(body, lambda: _left(self.connection))
         asked: Mapping[str, Any] = body or {}
         if not asked.get("stream"):

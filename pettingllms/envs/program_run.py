@@ -116,7 +116,8 @@ class ProgramRun:
         """Since the latest reply."""
         self.result: Any = None
         self.error: BaseException | None = None
-        self.trace = ""
+        self.trace = self.unserved = ""
+        self.has_paid = False  # then it need not return a reward
         self.over = self._closed = self._killed = False
         self._refusals = 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -212,6 +213,7 @@ class ProgramRun:
         """Pays what the latest reply earned the team, and a role: by default the one that replied."""
         paid = {"role": role, "team": team, "local": local}
         with self._changed:
+            self.has_paid = True
             self.paid.append(paid | {"success": success, "parse_error": parse_error})
 
     # In the front's threads.

@@ -227,7 +227,9 @@ class raw_env(TextEnv):
     def _silent(self, run: ProgramRun) -> ConfigError:
         if run.error is None:
             return ConfigError(f"{self} ended and asked no model; does its client use base_url?")
-        return ConfigError(f"{self} failed before its first call:\n{run.trace}")
+        return ConfigError(
+            f"{self} failed before its first call: {run.unserved or run.error}\n{run.trace}"
+        )
 
     def _task(self, seed: int) -> Any:
         if self._tasks is None:
@@ -313,7 +315,8 @@ class raw_env(TextEnv):
         except TimeoutError as error:
             return self._ended(state, replies, run, f"hang: {error}")
         if run.over and run.error is not None:
-            return self._ended(state, replies, run, f"{type(run.error).__name__}: {run.error}")
+            why = f"{type(run.error).__name__}: {run.error}"
+            return self._ended(state, replies, run, run.unserved or why)
         team, earned, success, unread = self._earned(run, role_of(agent), success=state.success)
         waiting = () if run.over else self._order(run, others)
         after = ProgramState(
@@ -343,7 +346,7 @@ class raw_env(TextEnv):
     ) -> tuple[float, dict[str, float], bool, str | None]:
         """What the latest reply earned: the team, each agent, whether the task is solved, why it was not read."""
         team, earned, error = 0.0, Counter[str](), None
-        for paid in [*run.paid, *([_reward(self, run.result, self.asked)] if run.over else [])]:
+        for paid in [*run.paid, *([_reward(self, run, self.asked)] if run.over else [])]:
             team += _number(self, paid["team"])
             for name, amount in {
                 paid["role"] or role: paid["local"],
@@ -364,10 +367,11 @@ class raw_env(TextEnv):
         )
 
 
-def _reward(env: raw_env, result: Any, roles: Sequence[str]) -> dict[str, Any]:
+def _reward(env: raw_env, run: ProgramRun, roles: Sequence[str]) -> dict[str, Any]:
     """What a program returned, as a payment."""
+    result = run.result
     paid = {"role": None, "team": 0.0, "local": 0.0, "success": None, "parse_error": None}
-    if result is None:
+    if result is None and run.has_paid:
         return paid
     if isinstance(result, bool | int | float):
         return paid | {"team": float(result), "success": result >= 1}
