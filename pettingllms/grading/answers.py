@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from pettingllms.grading import notation
-from pettingllms.grading.expressions import WORDS, Expression
+from pettingllms.grading.expressions import WORDS, Expression, regex
 from pettingllms.grading.notation import plain, read_number, split_list, split_relation
 from pettingllms.grading.symbolic import Grade, symbolic_equal
 
@@ -44,7 +44,7 @@ def same(gold: str | Texts, answer: str, *, strict: bool = False) -> bool:
 # Brackets of two kinds that may hold the same list.
 _ALIKE = [{a, b} for a in ("", "()", "[]") for b in ("row", "column")] + [{"", "()"}]
 _SETS = ({""}, {"{}"}, {"", "{}"}, {"", "[]"})
-_DECIMAL = re.compile(r"-?[0-9]+[.,](?![0-9]{3}$)[0-9]+")
+_DECIMAL = regex(r"-?\d+[.,](?!\d{3}$)\d+")
 _PRODUCT = re.compile("(?!no$|on$)(?:[a-z]{2}|[b-df-hj-np-tv-z]{2,4})")  # not a word
 
 
