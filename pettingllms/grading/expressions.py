@@ -65,10 +65,7 @@ def _refuse(*_: Any) -> Any:
 
 
 class Expression:
-    """The value of a text, read by the precedence of its operators.
-
-    It is computed with `number`, and `call` makes functions, constants and symbols. Raises Unreadable.
-    """
+    """Computes a text with `number`; `call` makes functions, constants and symbols. Raises Unreadable."""
 
     def __init__(self, text: str, number: Any = Fraction, call: Any = _refuse) -> None:
         words = {*re.findall(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}", text)} - WORDS

@@ -77,7 +77,7 @@ def equal(gold: str, answer: str, places: int) -> bool:
 
 def same(gold: str, answer: str, places: int) -> bool:
     """Compares two values, at random points where they have variables."""
-    one, other = (Expression(text, Rational, call) for text in (gold, answer))
+    one, other = read(gold), read(answer)
     decimal, gold_value, value = one.decimal or other.decimal, one.value, other.value
     if gold_value == value:
         return value not in (S.NaN, S.ComplexInfinity)
@@ -119,15 +119,15 @@ def stated(relation: Relation | None, text: str, places: int) -> tuple[str, ...]
     for sign, side in zip(signs, sides[1:], strict=True):
         # What is about equal is rounded to the places that are written.
         decimal = re.fullmatch(r"-?[0-9]*\.([0-9]+)", side) if sign == "≈" else None
-        off = abs(value(sides[0]) - Rational(side)) * 10 ** len(decimal[1]) if decimal else 1
+        off = abs(read(sides[0]).value - Rational(side)) * 10 ** len(decimal[1]) if decimal else 1
         if not (off < Rational(501, 1000) or same(sides[0], side, places)):
             return ()
     return sides[0], sides[-1]
 
 
-def value(text: str) -> Any:
+def read(text: str) -> Expression:
     """The expression of SymPy that a text stands for."""
-    return Expression(text, Rational, call).value
+    return Expression(text, Rational, call)
 
 
 def call(name: str, *args: Any) -> Any:
@@ -144,7 +144,7 @@ def call(name: str, *args: Any) -> Any:
 
 def links(relation: Relation) -> list[tuple[str, Any]]:
     """Each relation of a chain: its kind, and what it compares with 0."""
-    sides = [*map(value, relation.sides)]
+    sides = [read(side).value for side in relation.sides]
     linked = zip(relation.signs, sides, sides[1:], strict=False)
     return [(sign.replace(">", "<"), b - a if ">" in sign else a - b) for sign, a, b in linked]
 
@@ -176,7 +176,7 @@ def as_set(text: str, names: set[Any]) -> Any:
         (join,) = {_JOINS.get(mark, sympy.Union) for mark in marks if mark}
         return join(*(as_set(piece, names) for piece in pieces))
     texts = found.items if found else () if relation else (text,)
-    items = [value(plain(item)) for item in texts]
+    items = [read(plain(item)).value for item in texts]
     if found and found.brackets in ("()", "(]", "[)", "[]") and len(items) == 2:
         return sympy.Interval(*items, found.brackets[0] == "(", found.brackets[1] == ")")
     if not relation:
