@@ -53,7 +53,7 @@ _FUSED = regex(rf"[a-zA-Z]{{0,2}}(?:{'|'.join(FUNCTIONS)})")
 _WORDS = regex("[a-zA-Z]+(?: +[a-zA-Z]+)+")
 _DATE = regex(r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}/\d{1,2}/\d{4}")
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
-_LEVELS = {"+": 1, "-": 1, "*": 2, r"\cdot": 2, r"\times": 2, "/": 2, r"\div": 2, "^": 3, "**": 3}
+_LEVELS = {"+": 1, "-": 1, "*": 2, "/": 2, "^": 3, "**": 3}
 
 
 class Unreadable(ValueError):
@@ -116,7 +116,7 @@ class Expression:
             if level == 3:
                 value = self._raised(value, other)
             elif level == 2:
-                value = value / other if text in ("/", r"\div") else value * other
+                value = value / other if text == "/" else value * other
             else:
                 value = value - other if text == "-" else value + other
 

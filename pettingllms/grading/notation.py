@@ -20,10 +20,10 @@ from pettingllms.grading.expressions import COUNTS, FACTORS, WORDS, Expression, 
 MAX_CHARS = 2000  # longer texts are equal only if they are the same text
 _WRAPPED = regex(r"(?s)\*+([^*]*)\*+|\*\*(.*)\*\*|__(.*)__|'([^']*)'|\"([^\"]*)\"|`+([^`]*)`+|\$\$?([^$]*)\$\$?|\\[(\[](.*)\\[)\]]|(?:=|≈|\\approx\>)+(.*)|\{([^{},:]+)\}|<b>(.*)</b>|[“‘]([^”’]*)[”’]|(.*[^.\\])(?:\.|\\+)")  # fmt: skip
 # What is read, and after it other ways to write it.
-_ALIASES = r"""* × · ⋅ ∗, / ÷ ⁄ ∕, - − – ‑, ' ’, ( ⟨ \langle, ) ⟩ ⌋ ⌉ \rangle \rfloor \rceil, \{ \lbrace, \} \rbrace, | \vert \lvert \rvert
+_ALIASES = r"""* × · ⋅ ∗ \cdot \times, / ÷ ⁄ ∕ \div, - − – ‑, ' ’, ( ⟨ \langle, ) ⟩ ⌋ ⌉ \rangle \rfloor \rceil, \{ \lbrace, \} \rbrace, | \vert \lvert \rvert \mid
 <= =< ≤ ⩽ \le \leq \leqslant, >= => ≥ ⩾ \ge \geq \geqslant, < \lt, > \gt, = := == ∈ \in, ≈ \approx, != ≠ \ne \neq, -> → \to \rightarrow
 \{\} ∅ \emptyset \varnothing, floor( ⌊ \lfloor, ceil( ⌈ \lceil, \frac \dfrac \tfrac \cfrac, \binom \dbinom \tbinom, \log_{10} \lg, \Sum \sum, \Product \prod
-\sqrt √, \sqrt[3] ∛, \sqrt[4] ∜, \pm ± +/-, \mp ∓, \infty ∞, \degree °, \cup ∪, \cap ∩, \lor ∨, \land ∧, \setminus ∖, \R ℝ"""
+\sqrt √, \sqrt[3] ∛, \sqrt[4] ∜, \pm ± +/-, \mp ∓, \infty ∞, \degree °, \cup ∪ \bigcup, \cap ∩ \bigcap, \lor ∨ \vee, \land ∧ \wedge, \setminus ∖, \R ℝ"""
 # Names, and `x! = 5`, which is no `!=`, need blanks around them.
 _SAME = {alias: f" {name} " if re.search("[a-z!]", name) else name for name, *others in map(str.split, re.split(", |\n", _ALIASES)) for alias in others}  # fmt: skip
 _SAME |= dict.fromkeys("\u200b\ufeff", "") | dict.fromkeys("\u00a0\u2009\u202f", "~")
@@ -65,7 +65,7 @@ _SIMPLER = [(regex(pattern), replacement) for pattern, replacement in (
     # Numbers in words: `three hundred and five thousand` is `(3*100+5) thousand`.
     (rf"(?i)(?:(?<![a-z] )|(?<=and )|(?<=hundred )|(?<=llion )|(?<=base )|(?<=minus )|(?<=negative ))\b(?:({_TENS})[ -](?=(?:{_ONES})\b))?({'|'.join(COUNTS)})\>", lambda found: str(sum(COUNTS[word.lower()] for word in found.groups("zero")))),
     (r"(\d+) hundred(?: and)? (\d{1,2})(?!\d)", r"(\1*100+\2)"), (r"(?<= )(thousand|million|billion)(?: and)? (?=[\d(])", r"\1+"),
-    (r"\\not *=", " !="), (r"^\\?\{ *\w+ *(?:= *\\R *)?(?:\\mid\>|:|\|)([^{}]*[<>=][^{}]*?)\\?\}$", r"\1"),
+    (r"\\not *=", " !="), (r"^\\?\{ *\w+ *(?:= *\\R *)?[:|]([^{}]*[<>=][^{}]*?)\\?\}$", r"\1"),
     # What SymPy and NumPy print; a matrix is a list of rows.
     (r"[(\[]?\s*\\begin\{([pbB]?matrix|smallmatrix|array)\}(?:\{[lcr| ]*\})?((?:(?!\\begin).)*?)(?:\\cr)?\s*\\end\{\1\}\s*[)\]]?", lambda found: f"[[{found[2].replace('&', ',')}]]".replace(r"\cr", "],[")),
     (r"\b(?:math|np|numpy|sp|sympy|torch)\.(?=[a-zA-Z])", ""), (r"^(?:(?:Immutable)?(?:Dense)?Matrix|array|tensor|Tuple(?=\((.*)\)$)|frozenset|(FiniteSet|set))\((.*)\)$", lambda found: f"({found[1]})" if found[1] else rf"\{{{found[3]}\}}" if found[2] else found[3]), (r"\b(?:Integer|Float|Decimal|mpf|float\d+|int\d+)\('?([^()']*)'?\)", r"\1"), (r"(?<=[\d.\]])\s+(?=[-\d.\[][-\d.e+\[\]\s]*\]$)", ","), (r"^EmptySet$|^\{\}$", r"\\{\\}"),
@@ -182,10 +182,10 @@ _UNITS = {
 }
 _NO_UNITS = {*WORDS, *["not", "error", "nan", "infinite", "true", "false", "none", "for", "all", "and", "with", "mod", "modulo", "plus", "minus", "times", "over", "choose", "base", "negative", "less", "more", "than", "squared", "cubed", "undefined", "solution", "wrong", "right", "correct", "incorrect", "answer", "above", "below", "except", "but", "the", "are", "was", "too"]}  # fmt: skip
 _VALUE = regex(
-    r"(?:[-+*/(){}0-9.,\s!^]|(?<=[0-9.])[eE](?=[-+]?\d)|\\(?:frac|sqrt|pi|times|cdot|percent)\>"
+    r"(?:[-+*/(){}0-9.,\s!^]|(?<=[0-9.])[eE](?=[-+]?\d)|\\(?:frac|sqrt|pi|percent)\>"
     rf"|(?:pi|sqrt|{'|'.join(FACTORS)})\>)*+(?<=[0-9.)}}!a-z ])"
 )
-_PART = regex(r"(/|per )? ?(?:(square|sq|cubic)\.? )?\\?([a-zA-Z]+|[$€£¥₹¢])\.?(?: ?\^ ?\{?(-?[1-3])\}?| (squared|cubed))? *")  # fmt: skip
+_PART = regex(r"(?:(/|per )|\*)? ?(?:(square|sq|cubic)\.? )?\\?([a-zA-Z]+|[$€£¥₹¢])\.?(?: ?\^ ?\{?(-?[1-3])\}?| (squared|cubed))? *")  # fmt: skip
 _POWERS = {None: 1, "square": 2, "sq": 2, "squared": 2, "cubic": 3, "cubed": 3}
 _MONEY = regex(r"([-+]?) ?\\?([$€£¥₹]) ?(?=[-0-9.\\])(.*)")
 
@@ -229,8 +229,8 @@ class Items(NamedTuple):
     items: tuple[str, ...]
 
 
-AND = r",? *(?:(?<=[ )}\]])(?:and|or)(?=[ (\\{\[])|\\(?:land|lor|wedge|vee)\>(?=.*[<>=]))|,|(?<=\)) *[|&] *(?=\()"
-_CONDITION = regex(r"(?=.*(?:[<>]|!=)).*(?:\b(?:and|or)\b|\\(?:land|lor|wedge|vee)\>|[|&])")  # fmt: skip
+AND = r",? *(?:(?<=[ )}\]])(?:and|or)(?=[ (\\{\[])|\\(?:land|lor)\>(?=.*[<>=]))|,|(?<=\)) *[|&] *(?=\()"
+_CONDITION = regex(r"(?=.*(?:[<>]|!=)).*(?:\b(?:and|or)\b|\\(?:land|lor)\>|[|&])")  # fmt: skip
 
 
 @_or_none

@@ -26,9 +26,9 @@ from pettingllms.grading.expressions import Expression, Unreadable, regex
 from pettingllms.grading.notation import Relation, cut, plain, split_list, split_relation
 from pettingllms.grading.symbolic import CPU_S, MEMORY_BYTES
 
-_JOINS = dict.fromkeys(["and", "And", "&", r"\land", r"\wedge", r"\cap"], sympy.Intersection)
+_JOINS = dict.fromkeys(["and", "And", "&", r"\land", r"\cap"], sympy.Intersection)
 _JOINS |= dict.fromkeys([r"\setminus", "Complement"], lambda one, other: one - other)
-_UNION = r"\\(?:(?:big)?(?:cup|cap)|setminus)\>|(?<=[)\]}]) *U *(?=[(\[{\\])"
+_UNION = r"\\(?:cup|cap|setminus)\>|(?<=[)\]}]) *U *(?=[(\[{\\])"
 _SET = regex(rf"{_UNION}|[<>]|\\R\>|!=|^(?:Union|Interval|Complement|Or|And|Ne|FiniteSet|Reals)")  # fmt: skip
 
 _MEANT = {
