@@ -16,7 +16,7 @@ from pettingllms.grading.notation import plain, read_number, split_list, split_r
 from pettingllms.grading.symbolic import Grade, symbolic_equal
 
 MAX_ITEMS, MAX_NESTING = 32, 4
-CPU_S, PAIR_S = 2.0, 0.001  # for one answer: SymPy's work, and each pair of items counts as some
+CPU_S, PAIR_S = 2.0, 0.0013  # for all work on one answer, and what a pair of items counts as
 Texts = Sequence[str]
 
 

@@ -21,7 +21,7 @@ MAX_CHARS = 2000  # longer texts are equal only if they are the same text
 _WRAPPED = regex(r"(?s)\*+([^*]*)\*+|\*\*(.*)\*\*|__(.*)__|'([^']*)'|\"([^\"]*)\"|`+([^`]*)`+|\$\$?([^$]*)\$\$?|\\[(\[](.*)\\[)\]]|(?:=|≈|\\approx\>)+(.*)|\{([^{},:]+)\}|<b>(.*)</b>|[“‘]([^”’]*)[”’]|(.*[^.\\])(?:\.|\\+)")  # fmt: skip
 # What is read, and after it other ways to write it.
 _ALIASES = r"""* × · ⋅ ∗ \cdot \times, / ÷ ⁄ ∕ \div, - − – ‑, ' ’, ( ⟨ \langle, ) ⟩ ⌋ ⌉ \rangle \rfloor \rceil, \{ \lbrace, \} \rbrace, | \vert \lvert \rvert \mid
-<= =< ≤ ⩽ \le \leq \leqslant, >= => ≥ ⩾ \ge \geq \geqslant, < \lt, > \gt, = := == ∈ \in, ≈ \approx, != ≠ \ne \neq, -> → \to \rightarrow
+<= =< ≤ ⩽ \le \leq \leqslant, >= => ≥ ⩾ \ge \geq \geqslant, < \lt, > \gt, = := == ∈ \in, ≈ \approx, != ≠ \ne \neq \not=, -> → \to \rightarrow
 \{\} ∅ \emptyset \varnothing, floor( ⌊ \lfloor, ceil( ⌈ \lceil, \frac \dfrac \tfrac \cfrac, \binom \dbinom \tbinom, \log_{10} \lg, \Sum \sum, \Product \prod
 \sqrt √, \sqrt[3] ∛, \sqrt[4] ∜, \pm ± +/-, \mp ∓, \infty ∞, \degree °, \cup ∪ \bigcup, \cap ∩ \bigcap, \lor ∨ \vee, \land ∧ \wedge, \setminus ∖, \R ℝ"""
 # Names, and `x! = 5`, which is no `!=`, need blanks around them.
@@ -45,7 +45,7 @@ def _spelled(signs: re.Match[str]) -> str:
 
 
 _SIMPLER = [(regex(pattern), replacement) for pattern, replacement in (
-    (r"(?<=\d) ?([kcdm]?m)(?=[²³])", r" \1"), ("([⁰¹²³⁴-⁻ⁿ]+)|([₀-₉]+)|[¼-¾⅐-⅞Α-ΡΣ-Ωα-ω]", _spelled), (r"\\[a-z]+|[:=]=|=[<>]|\+ ?/ ?-|[^ -}]", lambda found: _SAME.get(found[0].replace(" ", ""), found[0])),
+    (r"(?<=\d) ?([kcdm]?m)(?=[²³])", r" \1"), ("([⁰¹²³⁴-⁻ⁿ]+)|([₀-₉]+)|[¼-¾⅐-⅞Α-ΡΣ-Ωα-ω]", _spelled), (r"\\not *=|\\[a-z]+|[:=]=|=[<>]|\+ ?/ ?-|[^ -}]", lambda found: _SAME.get(found[0].replace(" ", ""), found[0])),
     # Blanks or points between groups of three digits; not the `1 100/3` of a mixed number.
     (r"(?<![\d.,])(?<![\d.,]\s)[1-9]\d{0,2}(?:[ ~]\d{3})++(?! ?[\d/])(?:,\d+$)?|(?<![\d.,])[1-9]\d{0,2}(?:\.\d{3}){2,}(?![\d.])(?:,\d+)?|^-?[1-9]\d{0,2}\.\d{3},\d+$", lambda found: re.sub(r"[\s~.]", "", found[0]).replace(",", ".")),
     (r"\\(?:left|right|[bB]igg?[lrm]?|(?:display|text|script)style|[lL]arge|LARGE|small|limits|boxed|fbox)\>\.?|\\!\s*|\\(?:text)?color\{\w+\}|\\(?:begin|end)\{(?:equation|aligned|align|gather)\*?\}|\\[()\[\]]", ""), (r"(?<=\d)\{\s*,\s*\}(?=\d)", ","),
@@ -65,10 +65,10 @@ _SIMPLER = [(regex(pattern), replacement) for pattern, replacement in (
     # Numbers in words: `three hundred and five thousand` is `(3*100+5) thousand`.
     (rf"(?i)(?:(?<![a-z] )|(?<=and )|(?<=hundred )|(?<=llion )|(?<=base )|(?<=minus )|(?<=negative ))\b(?:({_TENS})[ -](?=(?:{_ONES})\b))?({'|'.join(COUNTS)})\>", lambda found: str(sum(COUNTS[word.lower()] for word in found.groups("zero")))),
     (r"(\d+) hundred(?: and)? (\d{1,2})(?!\d)", r"(\1*100+\2)"), (r"(?<= )(thousand|million|billion)(?: and)? (?=[\d(])", r"\1+"),
-    (r"\\not *=", " !="), (r"^\\?\{ *\w+ *(?:= *\\R *)?[:|]([^{}]*[<>=][^{}]*?)\\?\}$", r"\1"),
+    (r"^\\?\{ *\w+ *(?:= *\\R *)?[:|]([^{}]*[<>=][^{}]*?)\\?\}$", r"\1"),
     # What SymPy and NumPy print; a matrix is a list of rows.
     (r"[(\[]?\s*\\begin\{([pbB]?matrix|smallmatrix|array)\}(?:\{[lcr| ]*\})?((?:(?!\\begin).)*?)(?:\\cr)?\s*\\end\{\1\}\s*[)\]]?", lambda found: f"[[{found[2].replace('&', ',')}]]".replace(r"\cr", "],[")),
-    (r"\b(?:math|np|numpy|sp|sympy|torch)\.(?=[a-zA-Z])", ""), (r"^(?:(?:Immutable)?(?:Dense)?Matrix|array|tensor|Tuple(?=\((.*)\)$)|frozenset|(FiniteSet|set))\((.*)\)$", lambda found: f"({found[1]})" if found[1] else rf"\{{{found[3]}\}}" if found[2] else found[3]), (r"\b(?:Integer|Float|Decimal|mpf|float\d+|int\d+)\('?([^()']*)'?\)", r"\1"), (r"(?<=[\d.\]])\s+(?=[-\d.\[][-\d.e+\[\]\s]*\]$)", ","), (r"^EmptySet$|^\{\}$", r"\\{\\}"),
+    (r"\b(?:math|np|numpy|sp|sympy|torch)\.(?=[a-zA-Z])", ""), (r"^(?:(?:Immutable)?(?:Dense)?Matrix|array|tensor|Tuple(?=\((.*)\)$)|frozenset|(FiniteSet|set))\((.*)\)$", lambda found: f"({found[1]})" if found[1] else rf"\{{{found[3]}\}}" if found[2] else found[3]), (r"\b(?:Integer|Float|Decimal|mpf|float\d+|int\d+)\('?([^()']*)'?\)", r"\1"), (r"(?<=[\d.\]])\s+(?=[-\d.\[][-\d.e+\[\]\s]*\]$)", ","), (r"^(?:EmptySet|\{\})$", r"\\{\\}"),
     (r"Interval(?:\.(open|Lopen|Ropen))?\(((?:[^()]|\([^()]*\))*)\)", lambda found: f"{'(' if found[1] in ('open', 'Lopen') else '['}{found[2]}{')' if found[1] in ('open', 'Ropen') else ']'}"),
     (r"^(?:Eq|(Ne))\(((?:[^(),]|\([^()]*\))*), (.*)\)$", lambda found: f"{found[2]} {'!' if found[1] else ''}= {found[3]}"), (r"(?<=[{ ])([a-zA-Z]\w*) ?: (?=.*\}\]?$)", r"\1="), (r"^\](?=.*[,;])", "("), (r"^([\[(].*[,;].*)\[$", r"\1)"), (r"\\frac *\{ *d([a-zA-Z]?) *\} *\{ *d([a-zA-Z]) *\}|(?<![\w\\])d([a-zA-Z]?) ?/ ?d([a-zA-Z])(?!\w)", r"d_{\1\3\2\4}"), (r"\b(?:minus|negative) (?=\d)", "-"),
     (r"(?<![\d.])(\d*)\.(\d*)(?:\\(?:overline|bar|dot) *\{? *(\d+) *\}?|\((\d+)\)|(\d)\5\5+(?:\.{3}|…|\\[lc]?dots)$)", lambda found: f"((0{found[1]}{found[2]}+{found[found.lastindex]}/{'9' * len(found[found.lastindex])})/10^{len(found[2])})"),
