@@ -185,7 +185,7 @@ NOTATION_EQUAL = [
     (r"\lim_{x\rightarrow\infty} (1+1/x)^x", "e"), ("twenty-one", "21"), ("Twenty-One", "21"), ("ninety nine", "99"), ("three hundred and five", "305"),
     ("two thousand five hundred", "2500"), ("one million two hundred thousand", "1200000"), ("minus twenty-one", "-21"), ("twenty-five apples", "25"),
     ("fifty percent", "0.5"), (r"n \choose k", r"\binom{n}{k}"), (r"2{5\choose 2}", "20"), (r"\binom52", "10"), ("1,00,000", "100000"), ("1,50,000", "1.5 lakh"),
-    ("₹12,05,000", "1205000"),
+    ("₹12,05,000", "1205000"), ("x <= 5", "x =< 5"), ("x >= 5", "x => 5"), ("x=5", "x := 5"), ("5", "x == 5"), ("5 cm", r"\(5\) cm"), ("31_8", "0o31"), ("9 am", "09:00 am"), ("5/13", "five thirteenths"),
 ]  # fmt: skip
 NOTATION_UNEQUAL = [
     ("7", "√17"), ("5", "√15"), ("44", "√144"), ("12", "3√14"), ("6", "√16"), ("2", "√12"), ("2", "2d"), ("2d", "2"), ("2d", "2c"), ("x+2d", "x+2"), ("6ab", "6"), ("2", "2ab"),
@@ -232,5 +232,5 @@ NOTATION_UNEQUAL = [
     (r"\int x dx", r"\frac{x^2}{2}"), (r"\int x dx", "idx^2"), (r"\lim_{x\to 0} \frac{1}{x}", r"\infty"), (r"\lim_{x\to 0} \frac{|x|}{x}", "1"),
     (r"\lim_{x\to 0^+} \frac{1}{x}", r"\lim_{x\to 0^-} \frac{1}{x}"), ("twenty-one", "12"), ("twenty-one", "20"), ("twenty one", "20, 1"), ("two three", "5"),
     ("twenty twenty", "40"), ("empty two", "2"), ("three hundred and five", "350"), ("one hundred and ten", "100"), ("no one", "1"), (r"\binom{5}{2}", "5/2"),
-    (r"{5 \choose 2}", r"{2 \choose 5}"), ("1,00,000", "10000"), ("1,00,000", "1,0,0"), ("12,34,567", "1234567"),
+    (r"{5 \choose 2}", r"{2 \choose 5}"), ("1,00,000", "10000"), ("1,00,000", "1,0,0"), ("12,34,567", "1234567"), ("0", "0b12"), ("1010", "0b1010"), ("25", "0o31"), ("12:30", "00:30"),
 ]  # fmt: skip

@@ -152,6 +152,10 @@ PIECES = st.sampled_from(
 )  # fmt: skip
 
 
+def test_a_sign_that_unicode_does_not_assign_is_no_answer():
+    assert not grade("5", "\u03a2").equal  # it lies between Rho and Sigma
+
+
 @given(st.one_of(st.text(), ANSWERLIKE, st.lists(PIECES, max_size=30).map("".join)))
 @settings(max_examples=250, deadline=None)
 def test_any_text_is_read_without_exception_and_in_bounded_time(text):

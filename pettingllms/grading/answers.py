@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from pettingllms.grading import notation
-from pettingllms.grading.expressions import WORDS, Expression
+from pettingllms.grading.expressions import WORDS, Expression, regex
 from pettingllms.grading.notation import plain, read_number, split_list, split_relation
 from pettingllms.grading.symbolic import Grade, symbolic_equal
 
-MAX_ITEMS, MAX_NESTING, MAX_PAIRS = 32, 4, 1500  # pairs of items, also within sets of sets
-CPU_S = 2.0  # for all of SymPy's work on one answer; what is undecided by then is unequal
+MAX_ITEMS, MAX_NESTING = 32, 4
+CPU_S, PAIR_S = 2.0, 0.0013  # for all work on one answer, and what a pair of items counts as
 Texts = Sequence[str]
 
 
@@ -44,25 +44,26 @@ def same(gold: str | Texts, answer: str, *, strict: bool = False) -> bool:
 # Brackets of two kinds that may hold the same list.
 _ALIKE = [{a, b} for a in ("", "()", "[]") for b in ("row", "column")] + [{"", "()"}]
 _SETS = ({""}, {"{}"}, {"", "{}"}, {"", "[]"})
-_DECIMAL = re.compile(r"-?[0-9]+[.,](?![0-9]{3}$)[0-9]+")
+_DECIMAL = regex(r"-?\d+[.,](?!\d{3}$)\d+")
 _PRODUCT = re.compile("(?!no$|on$)(?:[a-z]{2}|[b-df-hj-np-tv-z]{2,4})")  # not a word
 
 
 class _Comparison:
-    """Compares one answer: how precisely, and the CPU time that has gone into algebra so far."""
+    """Compares one answer: how precisely, and the CPU time that is left for it."""
 
     def __init__(self, strict: bool) -> None:
-        self.strict, self.places = strict, 12 if strict else 6
-        self.pairs, self.cpu_s = 0, 0.0
+        self.strict, self.places, self.left_s = strict, 12 if strict else 6, CPU_S
 
     def texts(self, gold: str, answer: str, depth: int = 0) -> Grade:
         """Compares two texts: as texts, as numbers, as lists, and else by algebra."""
         gold, answer = gold.strip(), answer.strip()
         if gold == answer:
             return Grade(bool(gold))  # two empty texts are no answer
-        self.pairs += 1
-        if self.pairs > MAX_PAIRS:
-            return Grade(False, "undecided", "too many items")
+        self.left_s -= PAIR_S
+        if self.left_s < 0:
+            return Grade(
+                False, "undecided", "too many items, or SymPy took too long for all of them"
+            )
         if max(len(gold), len(answer)) > notation.MAX_CHARS or depth > MAX_NESTING:
             return Grade(False)
         if all(map(_DECIMAL.fullmatch, (gold, answer))) and ("," in gold) != ("," in answer):
@@ -102,10 +103,8 @@ class _Comparison:
         apart = self.strict and bool(split_relation(gold)) != bool(split_relation(answer))
         if (gold_items and number) or (items and gold_number) or apart:
             return Grade(False)
-        if self.cpu_s > CPU_S:
-            return Grade(False, "undecided", "SymPy took too long for the whole answer")
         verdict = symbolic_equal(gold, answer, self.places)
-        self.cpu_s += verdict.cpu_s
+        self.left_s -= verdict.cpu_s
         return verdict._replace(cpu_s=0.0)
 
     def _numbers(self, gold: Expression, answer: Expression) -> Grade:
@@ -134,12 +133,11 @@ class _Comparison:
 
 def _without_names(gold: str, answer: str, always: bool) -> tuple[str, str]:
     """Removes `x =` from both, unless they are equations to compare: two names, or `x = 2` and `2 - x = 0`."""
-    (name, value), (other_name, other) = map(_named, (gold, answer))
-    apart = (name and other_name and name != other_name) or re.search("[^<>!]=", value + other)
-    return (gold, answer) if apart and not always else (value, other)
-
-
-def _named(text: str) -> tuple[str, str]:
-    found = split_relation(text)
-    single = found and found.name not in ("", "~") and found.signs == ("=",)
-    return (found.name, found.sides[1]) if found and single else ("", text)
+    names, values = set(), []
+    for text in (gold, answer):
+        found = split_relation(text)
+        named = found and found.name not in ("", "~") and found.signs == ("=",)
+        names |= {found.name} if found and named else set()
+        values.append(found.sides[1] if found and named else text)
+    apart = len(names) > 1 or re.search("[^<>!]=", "".join(values))
+    return (gold, answer) if apart and not always else (values[0], values[1])

@@ -25,26 +25,35 @@ CONSTANTS = {"pi": "pi", "infty": "oo", "oo": "oo", "infinity": "oo", "inf": "oo
 CONSTANTS |= {"R": "Reals", "Z": "Integers", "N": "Naturals", "Q": "Rationals", "C": "Complexes", "Reals": "Reals"}  # fmt: skip
 _GREEK = "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|upsilon|phi|chi|psi|omega|ell|Gamma|Delta|Theta|Lambda|Xi|Pi|Sigma|Phi|Psi|Omega|varepsilon|vartheta|varphi"
 _COUNTS = "0 zero 1 one 2 two 3 three 4 four 5 five 6 six 7 seven 8 eight 9 nine 10 ten 11 eleven 12 twelve 13 thirteen 14 fourteen 15 fifteen 16 sixteen 17 seventeen 18 eighteen 19 nineteen 20 twenty 30 thirty 40 forty 50 fifty 60 sixty 70 seventy 80 eighty 90 ninety"
-COUNT_WORDS = {word: int(n) for n, word in re.findall(r"(\d+) (\w+)", _COUNTS)}
-_FACTORS = """12 dozen 20 score 100 hundred 144 gross 1000 thousand 100000 lakh 1000000 million 10000000 crore 1000000000 billion 1000000000000 trillion 1/2 half 1/2 halve
-1/3 third 1/4 quarter 1/4 fourth 1/5 fifth 1/6 sixth 1/7 seventh 1/8 eighth 1/9 ninth 1/10 tenth 1/11 eleventh 1/12 twelfth 1/16 sixteenth 1/20 twentieth 1/100 percent 1/100 hundredth 1/1000 thousandth 1/1000000 millionth"""
-FACTOR_WORDS = {word + s: n for n, word in re.findall(r"(\S+) (\w+)", _FACTORS) for s in ("", "s")}
+COUNTS = {word: int(n) for n, word in re.findall(r"(\d+) (\w+)", _COUNTS)}
+_FACTORS = "12 dozen 20 score 100 hundred 144 gross 1000 thousand 100000 lakh 1000000 million 10000000 crore 1000000000 billion 1000000000000 trillion 1/2 half 1/2 halve 1/3 third 1/4 quarter 1/5 fifth 1/8 eighth 1/9 ninth 1/12 twelfth 1/20 twentieth 1/100 percent"
+FACTORS = {word: n for n, word in re.findall(r"(\S+) (\w+)", _FACTORS)}
+FACTORS |= {
+    f"{word}th": f"1/{n}" for n, word in re.findall(r"([1-9]\d*) (\w+)", _COUNTS + _FACTORS)
+}
+FACTORS |= {f"{word}s": n for word, n in FACTORS.items()}
 _NAMES = "|".join([_GREEK, *(name for name in CONSTANTS if len(name) > 1)])
-WORDS = {*FUNCTIONS, *COUNT_WORDS, *FACTOR_WORDS, *_NAMES.split("|")}
+WORDS = {*FUNCTIONS, *COUNTS, *FACTORS, *_NAMES.split("|")}
+
+
+def regex(pattern: str) -> re.Pattern[str]:
+    r"""Compiles a pattern of ASCII classes in which `\>` is the end of a name."""
+    return re.compile(pattern.replace(r"\>", "(?![a-zA-Z])"), re.ASCII)
+
 
 # An exponent with a sign has two digits, as programs print it: `2e-1` is an expression.
-_NUMBER = r"(?:1|[0-9]*\.[0-9]+)[eE]-[0-9](?![0-9])|(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE](?:[-+][0-9]{2,4}|[0-9]{1,4})(?![0-9a-zA-Z.]))?"
-_LETTER = rf"(?:\\(?:{_NAMES}|[eiRZNQC])(?![a-zA-Z])|(?<![a-zA-Z])(?:{_NAMES})(?![a-zA-Z])|[a-zA-Z][0-9]*)(?: ?_ ?(?:\{{[^{{}}]*\}}|[a-zA-Z]|[0-9]+))?"
-_TOKEN = re.compile(
-    rf" *(?:(?P<number>{_NUMBER})|\\?(?P<call>{'|'.join(FUNCTIONS)})(?![a-zA-Z])"
-    rf"|(?:\\|(?<![a-zA-Z]))(?P<word>{'|'.join(FACTOR_WORDS)})(?![a-zA-Z])|(?P<letter>{_LETTER})|(?P<sign>\*\*|\\[a-zA-Z]+|[^ ]))"
+_NUMBER = r"(?:1|\d*\.\d+)[eE]-\d(?!\d)|(?:\d+(?:\.\d*)?|\.\d+)(?:[eE](?:[-+]\d{2,4}|\d{1,4})(?![0-9a-zA-Z.]))?"
+_LETTER = rf"(?:\\(?:{_NAMES}|[eiRZNQC])\>|(?<![a-zA-Z])(?:{_NAMES})\>|[a-zA-Z]\d*)(?: ?_ ?(?:\{{[^{{}}]*\}}|[a-zA-Z]|\d+))?"
+_TOKEN = regex(
+    rf" *(?:(?P<number>{_NUMBER})|\\?(?P<call>{'|'.join(FUNCTIONS)})\>"
+    rf"|(?:\\|(?<![a-zA-Z]))(?P<word>{'|'.join(FACTORS)})\>|(?P<letter>{_LETTER})|(?P<sign>\*\*|\\[a-zA-Z]+|[^ ]))"
 )
-_PROGRAM = re.compile(r"(?<![a-zA-Z0-9_])[IE](?![a-zA-Z0-9_])|(?<=[0-9])j(?![a-zA-Z0-9])")
-_FUSED = re.compile(rf"[a-zA-Z]{{0,2}}(?:{'|'.join(FUNCTIONS)})")
-_WORDS = re.compile("[a-zA-Z]+(?: +[a-zA-Z]+)+")
-_DATE = re.compile(r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}|[0-9]{1,2}/[0-9]{1,2}/[0-9]{4}")
+_PROGRAM = regex(r"(?<![a-zA-Z0-9_])[IE](?![a-zA-Z0-9_])|(?<=\d)j(?![a-zA-Z0-9])")
+_FUSED = regex(rf"[a-zA-Z]{{0,2}}(?:{'|'.join(FUNCTIONS)})")
+_WORDS = regex("[a-zA-Z]+(?: +[a-zA-Z]+)+")
+_DATE = regex(r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}/\d{1,2}/\d{4}")
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
-_LEVELS = {"+": 1, "-": 1, "*": 2, r"\cdot": 2, r"\times": 2, "/": 2, r"\div": 2, "^": 3, "**": 3}
+_LEVELS = {"+": 1, "-": 1, "*": 2, "/": 2, "^": 3, "**": 3}
 
 
 class Unreadable(ValueError):
@@ -56,10 +65,7 @@ def _refuse(*_: Any) -> Any:
 
 
 class Expression:
-    """The value of a text, read by the precedence of its operators.
-
-    It is computed with `number`, and `call` makes functions, constants and symbols. Raises Unreadable.
-    """
+    """Computes a text with `number`; `call` makes functions, constants and symbols. Raises Unreadable."""
 
     def __init__(self, text: str, number: Any = Fraction, call: Any = _refuse) -> None:
         words = {*re.findall(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}", text)} - WORDS
@@ -101,7 +107,7 @@ class Expression:
             value = self._call("factorial", value) if self._take("!") else value
         while True:
             kind, text = self._tokens[self._at]
-            beside = kind in ("letter", "call") or text in _CLOSING or text in FACTOR_WORDS
+            beside = kind in ("letter", "call") or text in _CLOSING or text in FACTORS
             level = 2 if beside else _LEVELS.get(text, 0)
             if level <= above:
                 return value
@@ -110,7 +116,7 @@ class Expression:
             if level == 3:
                 value = self._raised(value, other)
             elif level == 2:
-                value = value / other if text in ("/", r"\div") else value * other
+                value = value / other if text == "/" else value * other
             else:
                 value = value - other if text == "-" else value + other
 
@@ -124,7 +130,7 @@ class Expression:
             return self._name(text)
         if kind == "call":
             return self._function(FUNCTIONS[text])
-        return self._number(text if kind == "number" else FACTOR_WORDS[text])
+        return self._number(text if kind == "number" else FACTORS[text])
 
     def _bracket(self) -> list[Any]:
         closing = _CLOSING.get(self._take(*_CLOSING), "none")

@@ -15,78 +15,78 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from pettingllms.grading.expressions import COUNT_WORDS, FACTOR_WORDS, WORDS, Expression, Unreadable
+from pettingllms.grading.expressions import COUNTS, FACTORS, WORDS, Expression, Unreadable, regex
 
 MAX_CHARS = 2000  # longer texts are equal only if they are the same text
-_WRAPPED = re.compile(r"(?s)\*+([^*]*)\*+|\*\*(.*)\*\*|__(.*)__|'([^']*)'|\"([^\"]*)\"|`+([^`]*)`+|\$\$?([^$]*)\$\$?|\\\[(.*)\\\]|\\\((.*)\\\)|(?:=|≈|\\approx(?![a-zA-Z]))+(.*)|\{([^{},:]+)\}|\\(?:boxed|fbox)\s*([0-9])|<b>(.*)</b>|[“‘]([^”’]*)[”’]|(.*[^.\\])(?:\.|\\+)")  # fmt: skip
-_RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ₀₁₂₃₄₅₆₇₈₉", "0123456789-+n0123456789")
-_UNICODE = re.compile("(?P<up>[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ]+)|(?P<down>[₀-₉]+)|[¼-¾⅐-⅞Α-Ωα-ω]")
-_SQUARE = re.compile(r"(?<=[0-9]) ?([kcdm]?m)(?=[²³])")
-_SIGNS = str.maketrans({
-        "×": "*", "·": "*", "⋅": "*", "∗": "*", "÷": "/", "⁄": "/", "∕": "/", "−": "-", "–": "-", "‑": "-", "√": r"\sqrt ", "∛": r"\sqrt[3]", "∜": r"\sqrt[4]", "⩽": r"\le ", "⩾": r"\ge ",
-        "∞": r"\infty ", "°": r"\degree ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "∈": r"\in ", "∪": r"\cup ", "∩": r"\cap ",
-        "∅": r"\emptyset ", "±": r"\pm ", "∓": r"\mp ", "⟨": "(", "⟩": ")", "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ",
-        "∨": r"\lor ", "∧": r"\land ", "∖": r"\setminus ", "’": "'", "ℝ": r"\R ", "\u200b": "", "\ufeff": "",
-})  # fmt: skip
-_MACROS = dict(pair.split(":") for pair in [r"le:<=", r"leq:<=", r"leqslant:<=", r"ge:>=", r"geq:>=", r"geqslant:>=", r"lt:<", r"gt:>", r"approx:~", r"in:=", r"to:->", r"rightarrow:->", r"vert:|", r"lvert:|", r"rvert:|", r"lbrace:\{", r"rbrace:\}", r"langle:(", r"rangle:)", r"rfloor:)", r"rceil:)", r"emptyset:\{\}", r"varnothing:\{\}", r"dfrac:\frac", r"tfrac:\frac", r"cfrac:\frac", r"dbinom:\binom", r"tbinom:\binom", r"lg:\log_{10}"])  # fmt: skip
-_MACROS |= {"ne": " !=", "neq": " !=", "lfloor": " floor(", "lceil": " ceil("}
-_BASES = {"binary": "2", "octal": "8", "hex": "16", "hexadecimal": "16"}
-_ONES, _TENS = "|".join([*COUNT_WORDS][1:10]), "|".join([*COUNT_WORDS][20:])
+_WRAPPED = regex(r"(?s)\*+([^*]*)\*+|\*\*(.*)\*\*|__(.*)__|'([^']*)'|\"([^\"]*)\"|`+([^`]*)`+|\$\$?([^$]*)\$\$?|\\[(\[](.*)\\[)\]]|(?:=|≈|\\approx\>)+(.*)|\{([^{},:]+)\}|<b>(.*)</b>|[“‘]([^”’]*)[”’]|(.*[^.\\])(?:\.|\\+)")  # fmt: skip
+# What is read, and after it other ways to write it.
+_ALIASES = r"""* × · ⋅ ∗ \cdot \times, / ÷ ⁄ ∕ \div, - − – ‑, ' ’, ( ⟨ \langle, ) ⟩ ⌋ ⌉ \rangle \rfloor \rceil, \{ \lbrace, \} \rbrace, | \vert \lvert \rvert \mid
+<= =< ≤ ⩽ \le \leq \leqslant, >= => ≥ ⩾ \ge \geq \geqslant, < \lt, > \gt, = := == ∈ \in, ≈ \approx, != ≠ \ne \neq \not=, -> → \to \rightarrow
+\{\} ∅ \emptyset \varnothing, floor( ⌊ \lfloor, ceil( ⌈ \lceil, \frac \dfrac \tfrac \cfrac, \binom \dbinom \tbinom, \log_{10} \lg, \Sum \sum, \Product \prod
+\sqrt √, \sqrt[3] ∛, \sqrt[4] ∜, \pm ± +/-, \mp ∓, \infty ∞, \degree °, \cup ∪ \bigcup, \cap ∩ \bigcap, \lor ∨ \vee, \land ∧ \wedge, \setminus ∖, \R ℝ"""
+# Names, and `x! = 5`, which is no `!=`, need blanks around them.
+_SAME = {alias: f" {name} " if re.search("[a-z!]", name) else name for name, *others in map(str.split, re.split(", |\n", _ALIASES)) for alias in others}  # fmt: skip
+_SAME |= dict.fromkeys("\u200b\ufeff", "") | dict.fromkeys("\u00a0\u2009\u202f", "~")
+_BASES = dict(re.findall(r"(\w+) (\d+)", "binary 2 0b 2 octal 8 0o 8 hex 16 hexadecimal 16 0x 16"))
+_ONES, _TENS = "|".join([*COUNTS][1:10]), "|".join([*COUNTS][20:])
 _BOUND = r"(\{(?:[^{}]|\{[^{}]*\})*\}|\\[a-z]+|\w)"
-_SIMPLER = [(re.compile(pattern), replacement) for pattern, replacement in (
-        # Blanks or points between groups of three digits; not the `1 100/3` of a mixed number.
-        (r"(?<![0-9.,])(?<![0-9.,]\s)[1-9][0-9]{0,2}(?:[ \u00a0\u2009\u202f~][0-9]{3})++(?! ?[0-9/])(?:,[0-9]+$)?", lambda found: re.sub(r"[\s~]", "", found[0]).replace(",", ".")),
-        (r"(?<![0-9.,])[1-9][0-9]{0,2}(?:\.[0-9]{3}){2,}(?![0-9.])(?:,[0-9]+)?|^-?[1-9][0-9]{0,2}\.[0-9]{3},[0-9]+$", lambda found: found[0].replace(".", "").replace(",", ".")),
-        (r"\\(?:left|right|[bB]igg?[lrm]?|(?:display|text|script)style|[lL]arge|LARGE|small|limits|boxed|fbox)(?![a-zA-Z])\.?|\\!\s*|\\(?:text)?color\{\w+\}|\\(?:begin|end)\{(?:equation|align|aligned|gather)\*?\}", ""), (r"(?<=[0-9])\{\s*,\s*\}(?=[0-9])", ","),
-        (r"(?<=[0-9])(?:\\[,;: ]|[_'])(?=[0-9]{3}(?![0-9]))", ""), (r"(?<!\\)\\[,;: ]|\\q?quad(?![a-zA-Z])|(?<!^)~|\s+", " "), (r"\\([a-z]+)", lambda found: _MACROS.get(found[1], found[0])), (r"=([<>])", r"\1="),
-        (r"(\\(?:frac|binom)) *([0-9]) *(?=[0-9{\\])", r"\1{\2}"), (r"(\\(?:frac|binom) *\{[^{}]*\}) *([0-9])", r"\1{\2}"), (r"\\mathbb\s*\{?\s*([CNQRZ])\s*\}?", r"\\\1 "),
-        (r"\\(?:text(?:bf|it|rm|sf|normal)?|math(?:rm|bf|it|sf)|mbox|bbox|underline|ensuremath|operatorname)\s*\{([^{}]*)\}", r" \1 "), (r"\\?[%％]|(?<=[0-9}]) ?(?:per ?cent(?:age)?|pct)(?![a-zA-Z])", r"\\percent "),
-        (r"\\[()\[\]]", ""), (r"\|((?! \()[^|]+)\|", r" Abs(\1)"),
-        (r"(?<=[0-9]) ?degrees?(?![a-zA-Z])|\^ *\{? *\\circ(?![a-zA-Z]) *\}?", r"\\degree "),
-        # Of `\log` without a base, and of operators with bounds, the body follows. A binomial may be `n \choose k`.
-        (r"\\log(?! ?_| ?\{ ?\()|\blog(?= [a-zA-Z0-9\\])", r"\\Log "), (r"\b([fg]) ?\^ ?\{? ?(-?[0-9]) ?\}?(?= ?\()", r"\1_{\2}"), (r"\{?([^{}]*)\\choose(?![a-zA-Z])([^{}]*)\}?", r"\\binom{\1}{\2}"),
-        (r"^.*(?:\\(?:sum|prod) ?_ ?\{ ?i ?=|(?:Sum|Product)\(.*\(i, ).*$", lambda found: re.sub(r"(?<![\\a-zA-Z])i(?![a-zA-Z])", "i_1", found[0])),
-        (rf"\\(?:sum|(prod)) ?_ ?\{{ ?(\w+) ?= ?([^{{}}]*)\}} ?\^ ?{_BOUND}", lambda found: rf"\{'Product' if found[1] else 'Sum'}({found[2]}, {found[3]}, {found[4]})"),
-        (rf"\\int(?: ?_ ?{_BOUND} ?\^ ?{_BOUND})?(?![a-zA-Z])((?:(?!\\int).)*?) ?d ?([a-z])(?![a-zA-Z])", lambda found: rf"\Integral({found[4]}, {found[1]}, {found[2]}) ({found[3]})" if found[1] else rf"\Antiderivative({found[4]}) ({found[3]})"),
-        (r"\\lim ?_ ?\{ ?(\w) ?(?:->|→) ?([^{}^]*)(?:\^ ?\{? ?([+-]) ?\}?)? ?\}", lambda found: rf"\Limit({found[1]}, {found[2]}{f', {found[3]}1' if found[3] else ''})"),
-        (r"^(Sum|Product|Integral)\((.+), \((\w+), ([^()]+), ([^()]+)\)\)$", r"\\\1(\3, \4, \5) (\2)"), (r"^Limit\((.+), (\w+), ([^(),]+)\)$", r"\\Limit(\2, \3, 1) (\1)"),
-        (r"\\?\blog(10|2)(?=\()", r"\\log_{\1}"), (r"\\(sin|cos|tan|cot|sec|csc)(h?) ?\^ ?\{? ?-1 ?\}?", r"\\arc\1\2 "),
-        (r"(?<=[0-9)]) (squared|cubed|factorial)\b", lambda found: {"s": "^2", "c": "^3", "f": "!"}[found[1][0]]), (rf"(?<=[a-z])-(?=(?:{'|'.join(FACTOR_WORDS)})\b)", " "),
-        # Numbers in words: `three hundred and five thousand` is `(3*100+5) thousand`.
-        (rf"(?i)(?:(?<![a-z] )|(?<=and )|(?<=hundred )|(?<=llion )|(?<=base )|(?<=minus )|(?<=negative ))\b(?:({_TENS})[ -](?=(?:{_ONES})\b))?({'|'.join(COUNT_WORDS)})(?![a-z])", lambda found: str(sum(COUNT_WORDS[word.lower()] for word in found.groups("zero")))),
-        (r"([0-9]+) hundred(?: and)? ([0-9]{1,2})(?![0-9])", r"(\1*100+\2)"), (r"(?<= )(thousand|million|billion)(?: and)? (?=[0-9(])", r"\1+"),
-        (r"[:=]=", "="), (r"\\not *=", " !="), (r"^\\?\{ *\w+ *(?:= *\\R *)?(?:\\mid(?![a-zA-Z])|:|\|)([^{}]*[<>=][^{}]*?)\\?\}$", r"\1"), (r"\+ ?/ ?-", r"\\pm "), (r"^0(?=[1-9]:)", ""), (r"^(1[3-9]|2[0-3])(:[0-5][0-9])$", lambda found: f"{int(found[1]) - 12}{found[2]}pm"),
-        # What SymPy and NumPy print; a matrix is a list of rows.
-        (r"[(\[]?\s*\\begin\{([pbB]?matrix|smallmatrix|array)\}(?:\{[lcr| ]*\})?((?:(?!\\begin).)*?)(?:\\cr)?\s*\\end\{\1\}\s*[)\]]?", lambda found: f"[[{found[2].replace('&', ',')}]]".replace(r"\cr", "],[")),
-        (r"\b(?:math|np|numpy|sp|sympy|torch)\.(?=[a-zA-Z])", ""), (r"^(?:(?:Immutable)?(?:Dense)?Matrix|array|tensor|Tuple(?=\((.*)\)$)|frozenset|(FiniteSet|set))\((.*)\)$", lambda found: f"({found[1]})" if found[1] else rf"\{{{found[3]}\}}" if found[2] else found[3]), (r"\b(?:Integer|Float|Decimal|mpf|float\d+|int\d+)\('?([^()']*)'?\)", r"\1"), (r"(?<=[0-9.\]])\s+(?=[-0-9.\[][-0-9.e+\[\]\s]*\]$)", ","), (r"^EmptySet$|^\{\}$", r"\\{\\}"),
-        (r"Interval(?:\.(open|Lopen|Ropen))?\(((?:[^()]|\([^()]*\))*)\)", lambda found: f"{'(' if found[1] in ('open', 'Lopen') else '['}{found[2]}{')' if found[1] in ('open', 'Ropen') else ']'}"),
-        (r"^(?:Eq|(Ne))\(((?:[^(),]|\([^()]*\))*), (.*)\)$", lambda found: f"{found[2]} {'!' if found[1] else ''}= {found[3]}"), (r"(?<=[{ ])([a-zA-Z]\w*) ?: (?=.*\}\]?$)", r"\1="), (r"^([\[\]])([^\[\](){}]*[,;][^\[\](){}]*)([\[\])])$", lambda found: f"{'[' if found[1] == '[' else '('}{found[2]}{')' if found[3] in '[)' else ']'}"), (r"\\frac *\{ *d([a-zA-Z]?) *\} *\{ *d([a-zA-Z]) *\}|(?<![\w\\])d([a-zA-Z]?) ?/ ?d([a-zA-Z])(?!\w)", r"d_{\1\3\2\4}"), (r"\b(?:minus|negative) (?=[0-9])", "-"), (r"(?<![0-9.])([0-9]*)\.([0-9]*)(?:\\(?:overline|bar|dot) *\{? *([0-9]+) *\}?|\(([0-9]+)\)|([0-9])\5\5+(?:\.{3}|…|\\[lc]?dots)$)", lambda found: f"((0{found[1]}{found[2]}+{found[found.lastindex]}/{'9' * len(found[found.lastindex])})/10^{len(found[2])})"),
-        # A mixed number is a sum, the base is a part of the number, and of a time am and pm are.
-        (r"(?<![\w.^)\]}])([0-9]+) *\\frac *\{ *([0-9]+) *\} *\{ *([0-9]+) *\}", r"(\1+\2/\3)"), (r"(?<![\w.^)\]}/])(?<![\w.)\]}/] )([0-9]+) ([0-9]+) ?/ ?([0-9]+)(?![0-9.])", r"(\1+\2/\3)"),
-        (r"(?i)^0x([0-9a-f]+)$", lambda found: f"{found[1].upper()}_16"), (r"(?i)^0o([0-7]+)$", r"\1_8"), (r"(?i)^0b([01]+)$", r"\1_2"),
-        (r"^\(?([0-9][0-9A-Fa-f]*|[A-Fa-f]{2,}(?=.*(?:16|hex))|[A-F]{2,})\)?(?: ?_[ {(]*(?:base )?| \(?(?:in )?(?:base |(?=binary|octal|hex)))([0-9]{1,2}|[a-z]+)\b[ })]*$", lambda found: f"{found[1].upper()}_{_BASES.get(found[2], found[2])}"),
-        (r"_10$", ""), (r"(?i)\b([0-9]{1,2})(:[0-9]{2})? ?([ap])\.? ?m\b\.?", lambda found: f"{found[1]}{found[2] or ':00'}{found[3].lower()}m"),
-)]  # fmt: skip
-# Also 1,50,000, as in India, where a group begins with 0: 12,34,567 may be three numbers.
-_GROUPED = re.compile(r"(?<![0-9.,])(?:[0-9]{1,3}(?:,[0-9]{3})++|(?=[0-9,]*,0)[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3})(?!,?[0-9])")  # fmt: skip
-_CHOICE = re.compile(r"^\(?([a-zA-Z])\)$")
-_BLANKS = re.compile(r"(?<![0-9])\s+|\s+(?![0-9\s])")
 
 
 def _spelled(signs: re.Match[str]) -> str:
     """Raised and lowered digits, and a fraction or a Greek letter by its Unicode name."""
-    sign = signs[0][0]
-    if signs.lastgroup:
-        return f"{'^' if signs.lastgroup == 'up' else '_'}{{{signs[0].translate(_RAISED)}}}"
-    up, bar, down = unicodedata.normalize("NFKC", sign).partition("⁄")
-    name = unicodedata.name(sign, " ").replace("LAMD", "LAMBD").split()
-    letter = name[-1].capitalize() if "CAPITAL" in name else name[-1].lower()
-    return rf"\frac{{{up}}}{{{down}}}" if bar else f"\\{letter} "
+    folded = unicodedata.normalize("NFKC", signs[0])
+    if signs.lastindex:
+        return f"{' ^_'[signs.lastindex]}{{{folded}}}"
+    up, bar, down = folded.partition("⁄")
+    if bar:
+        return rf"\frac{{{up}}}{{{down}}}"
+    letter = unicodedata.name(signs[0]).split()[-1].replace("LAMD", "LAMBD").lower()
+    return f"\\{letter.capitalize() if signs[0].isupper() else letter} "
+
+
+_SIMPLER = [(regex(pattern), replacement) for pattern, replacement in (
+    (r"(?<=\d) ?([kcdm]?m)(?=[²³])", r" \1"), ("([⁰¹²³⁴-⁻ⁿ]+)|([₀-₉]+)|[¼-¾⅐-⅞Α-ΡΣ-Ωα-ω]", _spelled), (r"\\not *=|\\[a-z]+|[:=]=|=[<>]|\+ ?/ ?-|[^ -}]", lambda found: _SAME.get(found[0].replace(" ", ""), found[0])),
+    # Blanks or points between groups of three digits; not the `1 100/3` of a mixed number.
+    (r"(?<![\d.,])(?<![\d.,]\s)[1-9]\d{0,2}(?:[ ~]\d{3})++(?! ?[\d/])(?:,\d+$)?|(?<![\d.,])[1-9]\d{0,2}(?:\.\d{3}){2,}(?![\d.])(?:,\d+)?|^-?[1-9]\d{0,2}\.\d{3},\d+$", lambda found: re.sub(r"[\s~.]", "", found[0]).replace(",", ".")),
+    (r"\\(?:left|right|[bB]igg?[lrm]?|(?:display|text|script)style|[lL]arge|LARGE|small|limits|boxed|fbox)\>\.?|\\!\s*|\\(?:text)?color\{\w+\}|\\(?:begin|end)\{(?:equation|aligned|align|gather)\*?\}|\\[()\[\]]", ""), (r"(?<=\d)\{\s*,\s*\}(?=\d)", ","),
+    (r"(?<=\d)(?:\\[,;: ]|[_'])(?=\d{3}(?!\d))", ""), (r"(?<!\\)\\[,;: ]|\\q?quad\>|(?<!^)~|\s+", " "),
+    (r"(\\(?:frac|binom)) *(\d) *(?=[\d{\\])", r"\1{\2}"), (r"(\\(?:frac|binom) *\{[^{}]*\}) *(\d)", r"\1{\2}"), (r"\\mathbb\s*\{?\s*([CNQRZ])\s*\}?", r"\\\1 "),
+    (r"\\(?:(?:text|math)(?:bf|it|rm|sf|normal)?|mbox|bbox|underline|ensuremath|operatorname)\s*\{([^{}]*)\}", r" \1 "), (r"\\?[%％]|(?<=[\d}]) ?(?:per ?cent(?:age)?|pct)\>", r"\\percent "),
+    (r"\|((?! \()[^|]+)\|", r" Abs(\1)"), (r"(?<=\d) ?degrees?\>|\^ *\{? *\\circ\> *\}?", r"\\degree "),
+    # Of `\log` without a base, and of operators with bounds, the body follows. A binomial may be `n \choose k`.
+    (r"\\log(?! ?_| ?\{ ?\()|\blog(?= [a-zA-Z0-9\\])", r"\\Log "), (r"\b([fg]) ?\^ ?\{? ?(-?\d) ?\}?(?= ?\()", r"\1_{\2}"), (r"\{?([^{}]*)\\choose\>([^{}]*)\}?", r"\\binom{\1}{\2}"),
+    (rf"\\(Sum|Product) ?_ ?\{{ ?(\w+) ?= ?([^{{}}]*)\}} ?\^ ?{_BOUND}", r"\\\1(\2, \3, \4)"),
+    (rf"\\int(?: ?_ ?{_BOUND} ?\^ ?{_BOUND})?\>((?:(?!\\int).)*?) ?d ?([a-z])\>", lambda found: rf"\Integral({found[4]}, {found[1]}, {found[2]}) ({found[3]})" if found[1] else rf"\Antiderivative({found[4]}) ({found[3]})"),
+    (r"\\lim ?_ ?\{ ?(\w) ?-> ?([^{}^]*)(?:\^ ?\{? ?([+-]) ?\}?)? ?\}", lambda found: rf"\Limit({found[1]}, {found[2]}{f', {found[3]}1' if found[3] else ''})"),
+    (r"^(Sum|Product|Integral)\((.+), \((\w+), ([^()]+), ([^()]+)\)\)$", r"\\\1(\3, \4, \5) (\2)"), (r"^Limit\((.+), (\w+), ([^(),]+)\)$", r"\\Limit(\2, \3, 1) (\1)"),
+    (r"^.*(?:Sum|Product)\(i,.*$", lambda found: re.sub(r"(?<![\\a-zA-Z])i(?![a-zA-Z])", "i_1", found[0])),
+    (r"\\?\blog(10|2)(?=\()", r"\\log_{\1}"), (r"\\((?:sin|cos|tan|cot|sec|csc)h?) ?\^ ?\{? ?-1 ?\}?", r"\\arc\1 "),
+    (r"(?<=[\d)]) (squared|cubed|factorial)\b", lambda found: {"s": "^2", "c": "^3", "f": "!"}[found[1][0]]), (rf"(?<=[a-z])-(?=(?:{'|'.join(FACTORS)})\b)", " "),
+    # Numbers in words: `three hundred and five thousand` is `(3*100+5) thousand`.
+    (rf"(?i)(?:(?<![a-z] )|(?<=and )|(?<=hundred )|(?<=llion )|(?<=base )|(?<=minus )|(?<=negative ))\b(?:({_TENS})[ -](?=(?:{_ONES})\b))?({'|'.join(COUNTS)})\>", lambda found: str(sum(COUNTS[word.lower()] for word in found.groups("zero")))),
+    (r"(\d+) hundred(?: and)? (\d{1,2})(?!\d)", r"(\1*100+\2)"), (r"(?<= )(thousand|million|billion)(?: and)? (?=[\d(])", r"\1+"),
+    (r"^\\?\{ *\w+ *(?:= *\\R *)?[:|]([^{}]*[<>=][^{}]*?)\\?\}$", r"\1"),
+    # What SymPy and NumPy print; a matrix is a list of rows.
+    (r"[(\[]?\s*\\begin\{([pbB]?matrix|smallmatrix|array)\}(?:\{[lcr| ]*\})?((?:(?!\\begin).)*?)(?:\\cr)?\s*\\end\{\1\}\s*[)\]]?", lambda found: f"[[{found[2].replace('&', ',')}]]".replace(r"\cr", "],[")),
+    (r"\b(?:math|np|numpy|sp|sympy|torch)\.(?=[a-zA-Z])", ""), (r"^(?:(?:Immutable)?(?:Dense)?Matrix|array|tensor|Tuple(?=\((.*)\)$)|frozenset|(FiniteSet|set))\((.*)\)$", lambda found: f"({found[1]})" if found[1] else rf"\{{{found[3]}\}}" if found[2] else found[3]), (r"\b(?:Integer|Float|Decimal|mpf|float\d+|int\d+)\('?([^()']*)'?\)", r"\1"), (r"(?<=[\d.\]])\s+(?=[-\d.\[][-\d.e+\[\]\s]*\]$)", ","), (r"^(?:EmptySet|\{\})$", r"\\{\\}"),
+    (r"Interval(?:\.(open|Lopen|Ropen))?\(((?:[^()]|\([^()]*\))*)\)", lambda found: f"{'(' if found[1] in ('open', 'Lopen') else '['}{found[2]}{')' if found[1] in ('open', 'Ropen') else ']'}"),
+    (r"^(?:Eq|(Ne))\(((?:[^(),]|\([^()]*\))*), (.*)\)$", lambda found: f"{found[2]} {'!' if found[1] else ''}= {found[3]}"), (r"(?<=[{ ])([a-zA-Z]\w*) ?: (?=.*\}\]?$)", r"\1="), (r"^\](?=.*[,;])", "("), (r"^([\[(].*[,;].*)\[$", r"\1)"), (r"\\frac *\{ *d([a-zA-Z]?) *\} *\{ *d([a-zA-Z]) *\}|(?<![\w\\])d([a-zA-Z]?) ?/ ?d([a-zA-Z])(?!\w)", r"d_{\1\3\2\4}"), (r"\b(?:minus|negative) (?=\d)", "-"),
+    (r"(?<![\d.])(\d*)\.(\d*)(?:\\(?:overline|bar|dot) *\{? *(\d+) *\}?|\((\d+)\)|(\d)\5\5+(?:\.{3}|…|\\[lc]?dots)$)", lambda found: f"((0{found[1]}{found[2]}+{found[found.lastindex]}/{'9' * len(found[found.lastindex])})/10^{len(found[2])})"),
+    # A mixed number is a sum, the base is a part of the number, and of a time am and pm are.
+    (r"(?<![\w.^)\]}])(\d+) *\\frac *\{ *(\d+) *\} *\{ *(\d+) *\}", r"(\1+\2/\3)"), (r"(?<![\w.^)\]}/])(?<![\w.)\]}/] )(\d+) (\d+) ?/ ?(\d+)(?![\d.])", r"(\1+\2/\3)"),
+    (r"(?i)^(0[xob])([\da-f]+)$", r"\2_\1"),
+    (r"^\(?(\d[\dA-Fa-f]*|[A-Fa-f]{2,}(?=.*(?:16|hex|0x))|[A-F]{2,})\)?(?: ?_[ {(]*(?:base )?| \(?(?:in )?(?:base |(?=binary|octal|hex)))(\w+)[ })]*$", lambda found: f"{found[1].upper()}_{_BASES.get(found[2].lower(), found[2])}"),
+    (r"_10$", ""), (r"(?i)\b(\d{1,2})(:\d{2})? ?([ap])\.? ?m\b\.?", lambda found: f"{int(found[1])}{found[2] or ':00'}{found[3].lower()}m"), (r"^(0[1-9]|1[3-9]|2[0-3])(:[0-5]\d)$", lambda found: f"{int(found[1]) % 12}{found[2]}{'pm' if found[1] > '12' else ''}"),
+)]  # fmt: skip
+# Also 1,50,000, as in India, where a group begins with 0: 12,34,567 may be three numbers.
+_GROUPED = regex(r"(?<![\d.,])(?:\d{1,3}(?:,\d{3})++|(?=[0-9,]*,0)\d{1,2}(?:,\d{2})+,\d{3})(?!,?\d)")  # fmt: skip
+_CHOICE = regex(r"^\(?([a-zA-Z])\)$")
+_BLANKS = regex(r"(?<!\d)\s+|\s+(?![0-9\s])")
 
 
 # One match per box or brace; an escaped brace opens and closes nothing.
-_OPENING = re.compile(r"\\(?:boxed|fbox)\s*\{")
-_BOX = re.compile(r"\\(?:boxed|fbox)[ \t\n]*+\{|\\[^a-zA-Z]|[{}]")
+_OPENING = regex(r"\\(?:boxed|fbox)\s*\{")
+_BOX = regex(r"\\(?:boxed|fbox)[ \t\n]*+\{|\\[^a-zA-Z]|[{}]")
 
 
 def boxed(text: str) -> str | None:
@@ -112,13 +112,11 @@ def plain(text: str) -> str:
         if inside is not None and _OPENING.fullmatch(text.removesuffix(f"{inside}}}")):
             text = inside
         elif (found := _WRAPPED.fullmatch(text)) is not None:
-            text = next(group for group in found.groups() if group is not None)
+            text = found[found.lastindex or 0]
         else:
             break
-    if "\\\\" in text:
-        # They end the row of a matrix; elsewhere they are one backslash, escaped once too often.
-        text = re.sub(r"\\\\(?:\[[^\[\]]*\])?", r"\\cr " if r"\begin" in text else r"\\", text)
-    text = _UNICODE.sub(_spelled, _SQUARE.sub(r" \1", text)).translate(_SIGNS)
+    # They end the row of a matrix; elsewhere they are one backslash, escaped once too often.
+    text = re.sub(r"\\\\(?:\[[^\[\]]*\])?", r"\\cr " if r"\begin" in text else r"\\", text)
     if text.count("$") % 2 == text.count("\\$") % 2:
         text = re.sub(r"(?<!\\)\$", "", text)
     for pattern, replacement in _SIMPLER:
@@ -137,7 +135,7 @@ def squashed(text: str) -> str:
 def cut(text: str, pattern: str) -> tuple[list[str], list[str]]:
     """Splits `text` outside of brackets, which have to close: the pieces, and the marks between them."""
     pieces, marks, begin, depth = [], [], 0, 0
-    for found in re.finditer(rf"([(\[{{])|([)\]}}])|{pattern}", text):
+    for found in regex(rf"([(\[{{])|([)\]}}])|{pattern}").finditer(text):
         depth += bool(found[1]) - bool(found[2])
         if depth == 0 and not found[2]:
             pieces.append(text[begin : found.start()].strip())
@@ -183,13 +181,13 @@ _UNITS = {
     for name in names
 }
 _NO_UNITS = {*WORDS, *["not", "error", "nan", "infinite", "true", "false", "none", "for", "all", "and", "with", "mod", "modulo", "plus", "minus", "times", "over", "choose", "base", "negative", "less", "more", "than", "squared", "cubed", "undefined", "solution", "wrong", "right", "correct", "incorrect", "answer", "above", "below", "except", "but", "the", "are", "was", "too"]}  # fmt: skip
-_VALUE = re.compile(
-    r"(?:[-+*/(){}0-9.,\s!^]|(?<=[0-9.])[eE](?=[-+]?[0-9])|\\(?:frac|sqrt|pi|times|cdot|percent)(?![a-zA-Z])"
-    rf"|(?:pi|sqrt|{'|'.join(FACTOR_WORDS)})(?![a-zA-Z]))*+(?<=[0-9.)}}!a-z ])"
+_VALUE = regex(
+    r"(?:[-+*/(){}0-9.,\s!^]|(?<=[0-9.])[eE](?=[-+]?\d)|\\(?:frac|sqrt|pi|percent)\>"
+    rf"|(?:pi|sqrt|{'|'.join(FACTORS)})\>)*+(?<=[0-9.)}}!a-z ])"
 )
-_PART = re.compile(r"(/|per )? ?(?:(square|sq|cubic)\.? )?\\?([a-zA-Z]+|[$€£¥₹¢])\.?(?: ?\^ ?\{?(-?[1-3])\}?| (squared|cubed))? *")  # fmt: skip
+_PART = regex(r"(?:(/|per )|\*)? ?(?:(square|sq|cubic)\.? )?\\?([a-zA-Z]+|[$€£¥₹¢])\.?(?: ?\^ ?\{?(-?[1-3])\}?| (squared|cubed))? *")  # fmt: skip
 _POWERS = {None: 1, "square": 2, "sq": 2, "squared": 2, "cubic": 3, "cubed": 3}
-_MONEY = re.compile(r"([-+]?) ?\\?([$€£¥₹]) ?(?=[-0-9.\\])(.*)")
+_MONEY = regex(r"([-+]?) ?\\?([$€£¥₹]) ?(?=[-0-9.\\])(.*)")
 
 
 def split_unit(text: str) -> tuple[str, str, str]:
@@ -231,8 +229,8 @@ class Items(NamedTuple):
     items: tuple[str, ...]
 
 
-AND = r",? *(?:(?<=[ )}\]])(?:and|or)(?=[ (\\{\[])|\\(?:land|lor|wedge|vee)(?![a-zA-Z])(?=.*[<>=]))|,|(?<=\)) *[|&] *(?=\()"
-_CONDITION = re.compile(r"(?=.*(?:[<>]|!=)).*(?:\b(?:and|or)\b|\\(?:land|lor|wedge|vee)(?![a-zA-Z])|[|&])")  # fmt: skip
+AND = r",? *(?:(?<=[ )}\]])(?:and|or)(?=[ (\\{\[])|\\(?:land|lor)\>(?=.*[<>=]))|,|(?<=\)) *[|&] *(?=\()"
+_CONDITION = regex(r"(?=.*(?:[<>]|!=)).*(?:\b(?:and|or)\b|\\(?:land|lor)\>|[|&])")  # fmt: skip
 
 
 @_or_none
@@ -271,8 +269,8 @@ def _items(text: str) -> Iterator[str]:
             yield piece.replace(r"\pm", plus).replace(r"\mp", minus).strip()
 
 
-_NAME = re.compile(r"(?!(?:\\?pi|e|i|\\infty)$)(?:[a-zA-Z]+(?: ?_ ?(?:\w|\{\w*\}))?'*|[a-zA-Z]\w*\([^()]*\)|\([a-z](?:, ?[a-z])*\)|\\[a-zA-Z]+)")  # fmt: skip
-_NAMES = re.compile(r"(?!\\pi)[^0-9]*[a-zA-Z][^0-9]*")
+_NAME = regex(r"(?!(?:\\?pi|e|i|\\infty)$)(?:[a-zA-Z]+(?: ?_ ?(?:\w|\{\w*\}))?'*|[a-zA-Z]\w*\([^()]*\)|\([a-z](?:, ?[a-z])*\)|\\[a-zA-Z]+)")  # fmt: skip
+_NAMES = regex(r"(?!\\pi)[^0-9]*[a-zA-Z][^0-9]*")
 
 
 class Relation(NamedTuple):
@@ -286,7 +284,7 @@ class Relation(NamedTuple):
 @_or_none
 def split_relation(text: str) -> Relation | None:
     """Takes a chain of relations apart; None for any other text."""
-    sides, signs = ([], []) if _CONDITION.match(text) else cut(text, r"(?<= )!=|[<>]=|[<>=~]")
+    sides, signs = ([], []) if _CONDITION.match(text) else cut(text, r"(?<= )!=|[<>]=|[<>=≈]")
     if not all(sides) or len({*sides}) < 2:  # `x = x` says nothing
         return None
     if signs == ["="] and not _NAME.fullmatch(sides[0]):

@@ -22,23 +22,21 @@ from sympy import Rational, S
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from pettingllms.grading import notation
-from pettingllms.grading.expressions import Expression, Unreadable
+from pettingllms.grading.expressions import Expression, Unreadable, regex
 from pettingllms.grading.notation import Relation, cut, plain, split_list, split_relation
 from pettingllms.grading.symbolic import CPU_S, MEMORY_BYTES
 
-_JOINS = dict.fromkeys(["and", "And", "&", r"\land", r"\wedge", r"\cap"], sympy.Intersection)
+_JOINS = dict.fromkeys(["and", "And", "&", r"\land", r"\cap"], sympy.Intersection)
 _JOINS |= dict.fromkeys([r"\setminus", "Complement"], lambda one, other: one - other)
-_UNION = r"\\(?:(?:big)?(?:cup|cap)|setminus)(?![a-zA-Z])|(?<=[)\]}]) *U *(?=[(\[{\\])"
-_SET = re.compile(rf"{_UNION}|[<>]|\\R(?![a-zA-Z])|!=|^(?:Union|Interval|Complement|Or|And|Ne|FiniteSet|Reals)")  # fmt: skip
+_UNION = r"\\(?:cup|cap|setminus)\>|(?<=[)\]}]) *U *(?=[(\[{\\])"
+_SET = regex(rf"{_UNION}|[<>]|\\R\>|!=|^(?:Union|Interval|Complement|Or|And|Ne|FiniteSet|Reals)")  # fmt: skip
 
 _MEANT = {
     "degree": sympy.pi / 180,
     "Function": lambda letter, *args: sympy.Function(letter)(*args),
     "Antiderivative": sympy.Function("Antiderivative"),
     "Log": lambda *args: sympy.log(*args) * sympy.Symbol("of an unknown base"),
-    "Limit": lambda *args: sympy.Limit(
-        *args[:3], {1: "+", -1: "-"}[args[3]] if args[3:] else "+-"
-    ).doit(),
+    "Limit": lambda *args: sympy.limit(*args[:3], ("+-", "+", "-")[sum(args[3:])]),
 }
 
 
@@ -52,7 +50,6 @@ def main() -> None:
             verdict = equal(*json.loads(question))
         except Exception:  # noqa: BLE001 - it is a verdict that this pair cannot be compared
             verdict = False
-        signal.setitimer(signal.ITIMER_PROF, 0)
         sys.stdout.write(json.dumps([verdict, time.process_time() - began]) + "\n")
         sys.stdout.flush()
 
@@ -66,7 +63,7 @@ def equal(gold: str, answer: str, places: int) -> bool:
         ways = (other, other[::-1]) if len(one) == len(other) else ()
         if any(all(map(related, one, way)) for way in ways):
             return True
-        if {*wanted.signs, *given.signs} <= {"=", "~"}:
+        if {*wanted.signs, *given.signs} <= {"=", "≈"}:
             return False
     if _SET.search(gold) or _SET.search(answer):
         names: set[Any] = set()
@@ -80,7 +77,7 @@ def equal(gold: str, answer: str, places: int) -> bool:
 
 def same(gold: str, answer: str, places: int) -> bool:
     """Compares two values, at random points where they have variables."""
-    one, other = (Expression(text, Rational, call) for text in (gold, answer))
+    one, other = read(gold), read(answer)
     decimal, gold_value, value = one.decimal or other.decimal, one.value, other.value
     if gold_value == value:
         return value not in (S.NaN, S.ComplexInfinity)
@@ -121,16 +118,16 @@ def stated(relation: Relation | None, text: str, places: int) -> tuple[str, ...]
         sides, signs = sides[1:], signs[1:]
     for sign, side in zip(signs, sides[1:], strict=True):
         # What is about equal is rounded to the places that are written.
-        decimal = re.fullmatch(r"-?[0-9]*\.([0-9]+)", side) if sign == "~" else None
-        off = abs(value(sides[0]) - Rational(side)) * 10 ** len(decimal[1]) if decimal else 1
+        decimal = re.fullmatch(r"-?[0-9]*\.([0-9]+)", side) if sign == "≈" else None
+        off = abs(read(sides[0]).value - Rational(side)) * 10 ** len(decimal[1]) if decimal else 1
         if not (off < Rational(501, 1000) or same(sides[0], side, places)):
             return ()
     return sides[0], sides[-1]
 
 
-def value(text: str) -> Any:
+def read(text: str) -> Expression:
     """The expression of SymPy that a text stands for."""
-    return Expression(text, Rational, call).value
+    return Expression(text, Rational, call)
 
 
 def call(name: str, *args: Any) -> Any:
@@ -147,7 +144,7 @@ def call(name: str, *args: Any) -> Any:
 
 def links(relation: Relation) -> list[tuple[str, Any]]:
     """Each relation of a chain: its kind, and what it compares with 0."""
-    sides = [*map(value, relation.sides)]
+    sides = [read(side).value for side in relation.sides]
     linked = zip(relation.signs, sides, sides[1:], strict=False)
     return [(sign.replace(">", "<"), b - a if ">" in sign else a - b) for sign, a, b in linked]
 
@@ -179,7 +176,7 @@ def as_set(text: str, names: set[Any]) -> Any:
         (join,) = {_JOINS.get(mark, sympy.Union) for mark in marks if mark}
         return join(*(as_set(piece, names) for piece in pieces))
     texts = found.items if found else () if relation else (text,)
-    items = [value(plain(item)) for item in texts]
+    items = [read(plain(item)).value for item in texts]
     if found and found.brackets in ("()", "(]", "[)", "[]") and len(items) == 2:
         return sympy.Interval(*items, found.brackets[0] == "(", found.brackets[1] == ")")
     if not relation:
