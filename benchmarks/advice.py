@@ -370,12 +370,32 @@ def draw(result: Mapping[str, Any], file: Path) -> None:
     figure.savefig(file, dpi=110)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Trains what is missing, judges, writes."""
-    parser = Options(__doc__.splitlines()[0])
+def run_missing(
+    argv: Sequence[str] | None,
+    about: str,
+    results: Path,
+    cells: Callable[[Mapping[str, Any]], Sequence[Any]],
+    train: Callable[[Path, Any, int], Mapping[str, Any]],
+) -> tuple[Path, dict[str, Any]]:
+    """The command line of an experiment on `duet`: trains the cells that its file lacks, and keeps each at once.
+
+    Args:
+        argv: the command line.
+        about: says what it is.
+        results: the file, unless another one is given.
+        cells: the trainings that are due, by what is there; each has a `name`.
+        train: trains a cell on a base with so many tokens.
+
+    Returns:
+        The file and what is in it, once nothing is missing.
+
+    Raises:
+        SystemExit: something is still missing, or was only listed.
+    """
+    parser = Options(about)
     parser.add_argument("--base", type=Path, default=OUT, help="what benchmarks.priming.duet wrote")
     parser.add_argument("--minutes", type=float, default=60.0, help="begin no run after so long")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=results)
     parser.add_argument("--tokens", type=int, default=TOKENS, help="generated tokens of a training")
     parser.add_argument("--dry-run", action="store_true", help="print the trainings that are due")
     options = parser.parse_args(argv)
@@ -384,36 +404,48 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.dry_run:
         due = [cell.name for cell in cells(runs) if cell.name not in runs]
         print("\n".join([*due, f"{len(due)} trainings of this stage"]))
-        return
+        raise SystemExit(0)
     if not options.base.is_dir():
         parser.error(f"no base in {options.base}; python -m benchmarks.priming.duet makes it")
     torch.set_num_threads(1)
     facts = {"versions": versions(), "revision": revision(), "base": digest(options.base)}
-    result |= {**facts, "settings": dict(COMMON) | {"tokens": options.tokens, "rates": RATES}}
-    result |= {"tuning": TUNING, "seeds": SEEDS}
+    result |= {**facts, "settings": dict(COMMON) | {"tokens": options.tokens}}
     until = time.monotonic() + 60 * options.minutes
     while missing := [cell for cell in cells(runs) if cell.name not in runs]:
         if time.monotonic() > until:
             print(f"{len(missing)} runs of this stage are missing; run again", flush=True)
-            break
+            raise SystemExit(0)
         cell = missing[0]
-        run = runs[cell.name] = train(options.base, cell, options.tokens)
+        run = runs[cell.name] = dict(train(options.base, cell, options.tokens))
         run["revision"] = facts["revision"]
-        print(cell.name, run["success"], run["cpu_s"], flush=True)
-        options.out.write_text(f"{json.dumps(result, indent=1)}\n", encoding="utf-8")
-    if any(cell.name not in runs for cell in cells({})):
-        return
+        print(cell.name, json.dumps(run), flush=True)
+        write(options.out, result)
+    result["cpu_minutes"] = round(sum(run["cpu_s"] for run in runs.values()) / 60, 1)
+    return options.out, result
+
+
+def write(file: Path, result: Mapping[str, Any]) -> None:
+    """Writes the results."""
+    file.write_text(f"{json.dumps(result, indent=1)}\n", encoding="utf-8")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Trains what is missing, judges, writes."""
+    file, result = run_missing(argv, __doc__.splitlines()[0], RESULTS, cells, train)
+    result["settings"]["rates"] = RATES
+    result |= {"tuning": TUNING, "seeds": SEEDS}
     # Signals of a third are read against the end only: what they are to foretell comes later.
     pairs = (("tenth", "third"), ("tenth", "end"), ("third", "end"))
     result["judged"] = {
-        f"{when} for {at}": judged(found, at) for when, at in pairs if (found := rows(runs, when))
+        f"{when} for {at}": judged(found, at)
+        for when, at in pairs
+        if (found := rows(result["runs"], when))
     }
     result["bounds"] = {
-        each.name: best_decisions(each.rho, each.q, shared=True) for each in SETTINGS
+        setting.name: best_decisions(setting.rho, setting.q, shared=True) for setting in SETTINGS
     }
-    result["cpu_minutes"] = round(sum(run["cpu_s"] for run in runs.values()) / 60, 1)
-    options.out.write_text(f"{json.dumps(result, indent=1)}\n", encoding="utf-8")
-    if options.out == RESULTS:
+    write(file, result)
+    if file == RESULTS:
         draw(result, PICTURE)
     print(json.dumps(result["judged"], indent=1))
 

@@ -5,40 +5,37 @@
     python -m benchmarks.alpha --dry-run  the trainings that are due
 
 `agreement` is the correlation of the local rewards of `right` with being right. Every arm is trained on equally many generated tokens, with a
-constant learning rate that is chosen of three on the seed `TUNING`, as the best mean over the agreements `TUNED`: a user does not know
+constant learning rate that is chosen of four on the seed `TUNING`, as the best mean over the agreements `TUNED`: a user does not know
 the agreement. Success is the probability that both roles are right about a phrase, read from the policies. Writes `results/alpha.json`.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-import torch
+import matplotlib
+import numpy as np
+from matplotlib import pyplot
 
-from benchmarks.advice import COMMON, ROLES, chances
-from benchmarks.evidence import revision
-from benchmarks.options import Options
-from benchmarks.priming.duet import OUT
+from benchmarks.advice import COMMON, ROLES, chances, run_missing, write
 from pettingllms.envs.duet_v0 import raw_env as Duet
-from pettingllms.evaluation.folder import digest
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import parse_policies
-from pettingllms.runs import versions
+from pettingllms.statistics import over_seeds
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig
 
 RESULTS = Path(__file__).parent / "results" / "alpha.json"
+PICTURE = Path(__file__).parents[1] / "docs" / "alpha.png"
 AGREEMENTS = (-1.0, -0.5, 0.0, 0.5, 1.0)
 TUNED = (-0.5, 0.5)
-RATES = (2e-3, 5e-3, 1e-2)
-TUNING, SEEDS = 100, (0, 1, 2)
-TOKENS = 80_000
+RATES = (1e-3, 2e-3, 5e-3, 1e-2)
+TUNING, SEEDS = 100, (0, 1, 2, 3, 4)
 RANK = 16
 ARMS: Mapping[str, Mapping[str, Any]] = {
     "alpha 0.5": {"alpha": 0.5},
@@ -53,6 +50,8 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
     "aligned, start 1, not scaled": {"scale_rewards": "none", "method": "aligned"},
 }
 """Arm -> settings; `rewards` is the environment's."""
+BEST = "aligned, start 1, not scaled"
+SHOWN = ("alpha 1", "alpha 2", "alpha 1, not scaled", BEST)
 
 
 class Cell(NamedTuple):
@@ -133,53 +132,73 @@ def cells(runs: Mapping[str, Any]) -> list[Cell]:
     return [*tuning(), *fresh]
 
 
-def table(runs: Mapping[str, Any]) -> dict[str, dict[str, list[float]]]:
-    """Arm -> agreement -> success with each seed."""
+def by_seed(runs: Mapping[str, Any], arm: str) -> dict[float, list[float]]:
+    """Agreement -> success with each seed, at the arm's rate."""
+    rate = chosen_rate(runs, arm)
+    return {
+        at: [runs[Cell(arm, at, rate, seed).name]["both"] for seed in SEEDS] for at in AGREEMENTS
+    }
+
+
+def interval(values: Sequence[float]) -> list[float]:
+    """Mean, and Student's interval over seeds (95 %)."""
+    estimate = over_seeds(np.array(values)[:, None], share=False)
+    return [round(value, 4) for value in estimate]
+
+
+def judged(runs: Mapping[str, Any]) -> dict[str, Any]:
+    """Of each arm: success at each agreement and over all of them, and what the arm `BEST` gains over it."""
+    successes = {arm: by_seed(runs, arm) for arm in ARMS}
+    means = {
+        arm: [fmean(seeds) for seeds in zip(*by_agreement.values(), strict=True)]
+        for arm, by_agreement in successes.items()
+    }
     return {
         arm: {
-            f"{at:g}": [
-                runs[Cell(arm, at, chosen_rate(runs, arm), seed).name]["both"] for seed in SEEDS
-            ]
-            for at in AGREEMENTS
+            "rate": chosen_rate(runs, arm),
+            "at": {f"{at:g}": interval(seeds) for at, seeds in successes[arm].items()},
+            "mean": interval(means[arm]),
+            "gain": interval([a - b for a, b in zip(means[BEST], means[arm], strict=True)]),
         }
         for arm in ARMS
     }
 
 
+def draw(table: Mapping[str, Any], file: Path) -> None:
+    """Draws success by agreement, of the arms `SHOWN`."""
+    matplotlib.use("agg")  # chosen before the first figure
+    figure, axes = pyplot.subplots(figsize=(5, 3.6), layout="constrained")
+    for place, (arm, marker) in enumerate(zip(SHOWN, "osD^", strict=True)):
+        points = [table[arm]["at"][f"{at:g}"] for at in AGREEMENTS]
+        # Side by side, so that no interval hides another.
+        across = [at + 0.04 * (place - 1.5) for at in AGREEMENTS]
+        low_high = [
+            [mean - low for mean, low, _ in points],
+            [high - mean for mean, _, high in points],
+        ]
+        label = arm.replace(", start 1", "")
+        axes.errorbar(
+            across, [mean for mean, _, _ in points], low_high, marker=marker, capsize=2, label=label
+        )
+    axes.set_xticks(AGREEMENTS)
+    axes.set_ylim(0, 1)
+    axes.set_xlabel("correlation of the local reward with being right")
+    axes.set_ylabel("probability that both roles are right")
+    axes.set_title(f"At the end, {len(SEEDS)} seeds, intervals of 95 %", fontsize=10)
+    axes.legend(fontsize=8)
+    figure.savefig(file, dpi=110)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
-    """Trains what is missing, writes."""
-    parser = Options(__doc__.splitlines()[0])
-    parser.add_argument("--base", type=Path, default=OUT, help="what benchmarks.priming.duet wrote")
-    parser.add_argument("--minutes", type=float, default=90.0, help="begin no run after so long")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--tokens", type=int, default=TOKENS, help="generated tokens of a training")
-    parser.add_argument("--dry-run", action="store_true", help="print the trainings that are due")
-    options = parser.parse_args(argv)
-    result = json.loads(options.out.read_text()) if options.out.exists() else {"runs": {}}
-    runs = result["runs"]
-    if options.dry_run:
-        due = [cell.name for cell in cells(runs) if cell.name not in runs]
-        print("\n".join([*due, f"{len(due)} trainings of this stage"]))
-        return
-    if not options.base.is_dir():
-        parser.error(f"no base in {options.base}; python -m benchmarks.priming.duet makes it")
-    torch.set_num_threads(1)
-    facts = {"versions": versions(), "revision": revision(), "base": digest(options.base)}
-    result |= {**facts, "settings": dict(COMMON) | {"tokens": options.tokens, "rates": RATES}}
-    until = time.monotonic() + 60 * options.minutes
-    while missing := [cell for cell in cells(runs) if cell.name not in runs]:
-        if time.monotonic() > until:
-            print(f"{len(missing)} runs of this stage are missing; run again", flush=True)
-            return
-        cell = missing[0]
-        run = runs[cell.name] = train(options.base, cell, options.tokens)
-        run["revision"] = facts["revision"]
-        print(cell.name, run["both"], run["roles"], run["cpu_s"], flush=True)
-        options.out.write_text(f"{json.dumps(result, indent=1)}\n", encoding="utf-8")
-    result["table"] = table(runs)
-    result["rates"] = {arm: chosen_rate(runs, arm) for arm in ARMS}
-    options.out.write_text(f"{json.dumps(result, indent=1)}\n", encoding="utf-8")
-    print(json.dumps(result["table"]))
+    """Trains what is missing, judges, writes."""
+    file, result = run_missing(argv, __doc__.splitlines()[0], RESULTS, cells, train)
+    result["settings"]["rates"] = RATES
+    result["arms"] = judged(result["runs"])
+    write(file, result)
+    if file == RESULTS:
+        draw(result["arms"], PICTURE)
+    for arm, row in result["arms"].items():
+        print(arm, row["rate"], row["mean"], row["gain"])
 
 
 if __name__ == "__main__":
