@@ -51,7 +51,7 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
 }
 """Arm -> settings; `rewards` is the environment's."""
 BEST = "aligned, start 1, not scaled"
-SHOWN = ("alpha 1", "alpha 2", "alpha 1, not scaled", BEST)
+SHOWN = ("alpha 1", "alpha 1, not scaled", "alpha 2, not scaled", BEST)
 
 
 class Cell(NamedTuple):
