@@ -5,7 +5,7 @@
     python -m benchmarks.alpha --dry-run  the trainings that are due
 
 `agreement` is the correlation of the local rewards of `right` with being right. Every arm is trained on equally many generated tokens, with a
-constant learning rate that is chosen of four on the seed `TUNING`, as the best mean over the agreements `TUNED`: a user does not know
+constant learning rate that is chosen from four on the seed `TUNING`, as the best mean over the agreements `TUNED`: a user does not know
 the agreement. Success is the probability that both roles are right about a phrase, read from the policies. Writes `results/alpha.json`.
 """
 
@@ -51,6 +51,7 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
 }
 """Arm -> settings; `rewards` is the environment's."""
 BEST = "aligned, start 1, not scaled"
+"""The arm with the highest mean, to which the others are compared."""
 SHOWN = ("alpha 1", "alpha 1, not scaled", "alpha 2, not scaled", BEST)
 
 

@@ -416,7 +416,7 @@ def _work(works: Sequence[Workload], unit: str) -> list[str]:
 
 
 def _rehearsal(env: AnyEnv) -> list[str]:
-    """Who is asked what in a task whose replies are all empty: every prompt's size, each role's first one."""
+    """Who is asked what in a task whose replies are all empty: the size of each prompt, and each role's first prompt."""
     lines, roles, why = ["", "# Prompts of a task with empty replies"], set[str](), ""
     env.reset(seed=0)
     for number in range(1, MOST_PROMPTS + 1):
@@ -430,7 +430,7 @@ def _rehearsal(env: AnyEnv) -> list[str]:
             lines += [f"#              {line}".rstrip() for line in shown]
         roles.add(role)
         env.step("")
-        why = env.infos[agent].get("parse_error") or ""
+        why = env.infos.get(agent, {}).get("parse_error") or ""
     return [*lines, f"# The last reply was not read: {why}"] if why else lines
 
 
