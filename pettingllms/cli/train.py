@@ -101,9 +101,9 @@ def parser() -> OptionParser:
         nargs="?",
         const="here",
         metavar="DEVICE",
-        help="Print the resolved settings and an estimate of memory and work; load nothing. For this "
-        "machine's GPU, else an H100; or for rtx-4090, l40s, a100, h100, h200; or cpu, where a small step is "
-        "taken and timed",
+        help="Print the resolved settings, an estimate of memory and work, and the prompts of one task, which "
+        "is played with empty replies; load no model. For this machine's GPU, else an H100; or for rtx-4090, "
+        "l40s, a100, h100, h200; or cpu, where a small step is taken and timed",
     )
     options.add_argument(
         "--probe",
