@@ -7,8 +7,9 @@ Every prompt is the one before, the reply to it, and some new tokens. With `--ca
 conversation goes on from the first of several replies, as in a tree. `one row` has the tokens of the last prompt
 and its first reply, of which as many are scored as there are in the first replies of all turns. CPU-seconds of a forward and backward pass, one thread; `over one row`
 is the packed row's time divided by that of one row, and `over separate` by that of separate rows. `sampling` is the
-time of sampling all replies, and `its prompts` the part that goes to the prompts and the first token of each reply: the
-most that a cache kept between turns could save.
+time of sampling all replies of as many conversations at once as `--together` says, and `remembered` the same with the
+keys and values of each prompt kept for the next. `its prompts` is the part of `sampling` that goes to the prompts and the
+first token of each reply: the most that could be saved.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from benchmarks.measure import POLICY, alternate, parser, publish, random_texts,
 from pettingllms.policies.packing import batch_logprobs, microbatches
 from pettingllms.policies.weights import LoraWeights
 from pettingllms.samplers.base import SamplingParams
+from pettingllms.samplers.memory import Memory
 from pettingllms.samplers.transformers import BatchGenerator
 from pettingllms.types import Sample
 
@@ -36,6 +38,7 @@ def main() -> None:
     options.add_argument("--turns", type=int, default=10, help="of a conversation")
     options.add_argument("--candidates", type=int, nargs="+", default=[1, 4], help="per turn")
     options.add_argument("--new-tokens", type=int, nargs="+", default=[40, 150], help="of a prompt")
+    options.add_argument("--together", type=int, default=1, help="conversations in a batch")
     settings = options.parse_args()
     policies = weights(settings)
     publish(
@@ -78,8 +81,9 @@ def _row(
         name: partial(_update, policies, batches, settings.device)
         for name, batches in (("packed", [samples]), ("one row", [[one_row]]), ("separate", turns))
     }
-    contestants["sampling"] = partial(_sample, policies, turns, None)
-    contestants["its prompts"] = partial(_sample, policies, turns, 1)
+    contestants["sampling"] = partial(_sample, policies, turns, settings.together)
+    contestants["remembered"] = partial(_sample, policies, turns, settings.together, remember=True)
+    contestants["its prompts"] = partial(_sample, policies, turns, settings.together, most=1)
     seconds = alternate(contestants, settings.rounds, settings.device)
     return {
         "candidates": candidates,
@@ -88,6 +92,7 @@ def _row(
         **seconds,
         "over one row": seconds["packed"] / seconds["one row"],
         "over separate": seconds["packed"] / seconds["separate"],
+        "over remembered": seconds["sampling"] / seconds["remembered"],
     }
 
 
@@ -99,14 +104,24 @@ def _update(policies: LoraWeights, cut: Sequence[Samples], device: str) -> None:
         (ratio * batch.mask_BT).sum().backward()
 
 
-def _sample(policies: LoraWeights, turns: Sequence[Samples], most: int | None) -> None:
+def _sample(
+    policies: LoraWeights,
+    turns: Sequence[Samples],
+    together: int,
+    *,
+    most: int | None = None,
+    remember: bool = False,
+) -> None:
     """Samples the replies of each turn; they are as long as they were, or have `most` tokens."""
-    generator = BatchGenerator((), 0)
+    generator, kept = BatchGenerator((), 0), [Memory() for _ in range(together)]
+    model = policies.sampling_module(POLICY)
     for number, samples in enumerate(turns):
         length = most or max(len(sample.token_ids) for sample in samples)
-        prompts = [samples[0].prompt_ids]
-        model = policies.sampling_module(POLICY)
-        generator.generate(model, prompts, len(samples), SamplingParams(length), [number])
+        # Conversations differ from their first token on.
+        prompts = [(5 + k, *samples[0].prompt_ids[1:]) for k in range(together)]
+        memories = {p: [m] for p, m in zip(prompts, kept, strict=True)} if remember else {}
+        seeds = [number * together + k for k in range(together)]
+        generator.generate(model, prompts, len(samples), SamplingParams(length), seeds, memories)
 
 
 if __name__ == "__main__":

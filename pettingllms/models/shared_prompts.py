@@ -15,7 +15,7 @@ tokens, `_S` = `_P` + `_T` positions that a completion sees, `_H` query heads, `
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple, Protocol
 
@@ -182,6 +182,62 @@ class PackedLayout:
                 self.prompt_states[layer] = (key_UhPD, value_UhPD)
             rows += part.attend(query_NHD, key_NhD, value_NhD, key_UhPD, value_UhPD, scale)
         return torch.cat(rows).index_select(0, self._order_N)[None]
+
+
+class ContinuedLayout:
+    """Prompts in one flat list of tokens, without their beginnings, whose keys and values are known.
+
+    Each prompt attends by itself, so that none is padded to the length of another.
+
+    Args:
+        begun: for each prompt, layer -> keys and values of its beginning, `_1hPD`; None for none.
+        counts: how many tokens of each prompt are in the list.
+        device: where the model is.
+    """
+
+    def __init__(
+        self,
+        begun: Sequence[Mapping[int, tuple[torch.Tensor, torch.Tensor]] | None],
+        counts: Sequence[int],
+        device: torch.device,
+    ) -> None:
+        self._begun, self._counts = begun, list(counts)
+        known = [states[0][0].shape[2] if states else 0 for states in begun]
+        self._lengths = [k + n for k, n in zip(known, counts, strict=True)]
+        # The new tokens of a prompt are its last ones.
+        self._seen_TS = [
+            torch.ones(n, k + n, dtype=torch.bool, device=device).tril(k)
+            for k, n in zip(known, counts, strict=True)
+        ]
+        self.prompt_states: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        """Layer -> keys and values of the whole prompts, `_UhPD`, padded on the right."""
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        """Attention of the flat list, `_1HND` and `_1hND` to `_1NHD`."""
+        shape = len(self._begun), key.shape[1], max(self._lengths), key.shape[3]
+        # Zeros: hidden positions are multiplied with 0, which does not help against NaN.
+        both = key.new_zeros(shape), value.new_zeros(shape)
+        self.prompt_states[layer] = both
+        for padded_UhPD, new, which in (both[0], key, 0), (both[1], value, 1):
+            for u, part in enumerate(new.split(self._counts, 2)):
+                states, end = self._begun[u], self._lengths[u]
+                if states:
+                    padded_UhPD[u, :, : end - part.shape[2]] = states[layer][which][0]
+                padded_UhPD[u, :, end - part.shape[2] : end] = part[0]
+        groups = query.shape[1] // key.shape[1]
+        rows = [
+            nn.functional.scaled_dot_product_attention(
+                part,
+                _repeat(both[0][u, None, :, : self._lengths[u]], groups),
+                _repeat(both[1][u, None, :, : self._lengths[u]], groups),
+                attn_mask=self._seen_TS[u],
+                scale=scale,
+            )
+            for u, part in enumerate(query.split(self._counts, 2))
+        ]
+        return torch.cat(rows, 2).transpose(1, 2)
 
 
 class _Row(NamedTuple):
