@@ -191,23 +191,23 @@ class ContinuedLayout:
 
     Args:
         begun: for each prompt, layer -> keys and values of its beginning, `_1hPD`; None for none.
-        counts: how many tokens of each prompt are in the list.
+        known: how many tokens each beginning has.
+        new: how many tokens of each prompt are in the list.
         device: where the model is.
     """
 
     def __init__(
         self,
         begun: Sequence[Mapping[int, tuple[torch.Tensor, torch.Tensor]] | None],
-        counts: Sequence[int],
+        known: Sequence[int],
+        new: Sequence[int],
         device: torch.device,
     ) -> None:
-        self._begun, self._counts = begun, list(counts)
-        known = [states[0][0].shape[2] if states else 0 for states in begun]
-        self._lengths = [k + n for k, n in zip(known, counts, strict=True)]
+        self._begun, self._new = begun, list(new)
         # The new tokens of a prompt are its last ones.
-        self._seen_TS = [
+        self._seen_TP = [
             torch.ones(n, k + n, dtype=torch.bool, device=device).tril(k)
-            for k, n in zip(known, counts, strict=True)
+            for k, n in zip(known, new, strict=True)
         ]
         self.prompt_states: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         """Layer -> keys and values of the whole prompts, `_UhPD`, padded on the right."""
@@ -216,28 +216,30 @@ class ContinuedLayout:
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
     ) -> torch.Tensor:
         """Attention of the flat list, `_1HND` and `_1hND` to `_1NHD`."""
-        shape = len(self._begun), key.shape[1], max(self._lengths), key.shape[3]
-        # Zeros: hidden positions are multiplied with 0, which does not help against NaN.
-        both = key.new_zeros(shape), value.new_zeros(shape)
-        self.prompt_states[layer] = both
-        for padded_UhPD, new, which in (both[0], key, 0), (both[1], value, 1):
-            for u, part in enumerate(new.split(self._counts, 2)):
-                states, end = self._begun[u], self._lengths[u]
-                if states:
-                    padded_UhPD[u, :, : end - part.shape[2]] = states[layer][which][0]
-                padded_UhPD[u, :, end - part.shape[2] : end] = part[0]
-        groups = query.shape[1] // key.shape[1]
-        rows = [
-            nn.functional.scaled_dot_product_attention(
-                part,
-                _repeat(both[0][u, None, :, : self._lengths[u]], groups),
-                _repeat(both[1][u, None, :, : self._lengths[u]], groups),
-                attn_mask=self._seen_TS[u],
-                scale=scale,
+        new = [states.split(self._new, 2) for states in (query, key, value)]
+        groups, rows = query.shape[1] // key.shape[1], list[torch.Tensor]()
+        keys, values = list[torch.Tensor](), list[torch.Tensor]()
+        for query, key, value, begun, seen_TP in zip(*new, self._begun, self._seen_TP, strict=True):
+            if begun:
+                key = torch.cat([begun[layer][0], key], 2)
+                value = torch.cat([begun[layer][1], value], 2)
+            keys.append(key)
+            values.append(value)
+            key, value = _repeat(key, groups), _repeat(value, groups)
+            rows.append(
+                nn.functional.scaled_dot_product_attention(
+                    query, key, value, attn_mask=seen_TP, scale=scale
+                )
             )
-            for u, part in enumerate(query.split(self._counts, 2))
-        ]
+        width = max(key.shape[2] for key in keys)
+        self.prompt_states[layer] = _stacked(keys, width), _stacked(values, width)
         return torch.cat(rows, 2).transpose(1, 2)
+
+
+def _stacked(states: Sequence[torch.Tensor], width: int) -> torch.Tensor:
+    """Rows `_1hPD` as one tensor `_UhPD`."""
+    # Zeros: hidden positions are multiplied with 0, which does not help against NaN.
+    return torch.cat([nn.functional.pad(s, (0, 0, 0, width - s.shape[2])) for s in states])
 
 
 class _Row(NamedTuple):

@@ -106,7 +106,7 @@ class SharedDecoding:
         begun: Sequence[States | None] = (),
     ) -> None:
         self._model, self._prompts = model, prompts
-        self._begun = begun
+        self._begun = begun or [None] * len(prompts)
         device = model.device
         self._owner_R = torch.arange(len(prompts), device=device)
         lengths_U = torch.tensor([len(prompt) for prompt in prompts], device=device)
@@ -121,36 +121,25 @@ class SharedDecoding:
 
     def start(self) -> torch.Tensor:
         """Computes the prompts, which are the first rows; logits `_RV` of what follows each."""
-        if any(self._begun):
-            return self._go_on()
         device = self._model.device
-        lengths = [len(prompt) for prompt in self._prompts]
-        ends = list(accumulate(lengths))
-        places = [range(end - length, end) for end, length in zip(ends, lengths, strict=True)]
-        layout = PackedLayout(places, [()] * len(places), device, keep_prompts=True)
-        ids_N = torch.tensor([token for prompt in self._prompts for token in prompt], device=device)
-        position_N = torch.cat([torch.arange(length) for length in lengths]).to(device)
+        known = [next(iter(begun.values()))[0].shape[2] if begun else 0 for begun in self._begun]
+        new = [ids[count:] for count, ids in zip(known, self._prompts, strict=True)]
+        ends = list(accumulate(map(len, new)))
+        layout: ContinuedLayout | PackedLayout
+        if any(known):
+            layout = ContinuedLayout(self._begun, known, [*map(len, new)], device)
+        else:
+            places = [range(end - len(ids), end) for end, ids in zip(ends, new, strict=True)]
+            layout = PackedLayout(places, [()] * len(places), device, keep_prompts=True)
+        ids_N = torch.tensor([token for ids in new for token in ids], device=device)
+        ranges = zip(known, map(len, self._prompts), strict=True)
+        position_N = torch.cat([torch.arange(*each) for each in ranges]).to(device)
         last_U = torch.tensor(ends, device=device) - 1
         logits_UV = forward(self._model, layout, ids_N[None], position_N[None], last_U)[0]
         self._states = {
             layer: (key.contiguous(), value.contiguous())
             for layer, (key, value) in layout.prompt_states.items()
         }
-        return logits_UV
-
-    def _go_on(self) -> torch.Tensor:
-        """Computes what is new in the prompts."""
-        device = self._model.device
-        known = [states[0][0].shape[2] if states else 0 for states in self._begun]
-        new = [ids[count:] for ids, count in zip(self._prompts, known, strict=True)]
-        layout = ContinuedLayout(self._begun, [len(ids) for ids in new], device)
-        ids_N = torch.tensor([token for ids in new for token in ids], device=device)
-        position_N = torch.cat(
-            [torch.arange(c, c + len(ids)) for c, ids in zip(known, new, strict=True)]
-        ).to(device)
-        last_U = torch.tensor(list(accumulate(map(len, new))), device=device) - 1
-        logits_UV = forward(self._model, layout, ids_N[None], position_N[None], last_U)[0]
-        self._states = layout.prompt_states
         self._begun = ()
         return logits_UV
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -123,7 +122,7 @@ class BatchGenerator:
         n: int,
         params: SamplingParams,
         seeds: Sequence[int],
-        memories: Memories = MappingProxyType({}),
+        memories: Memories | None = None,
     ) -> list[list[SampledTokens]]:
         """Completes every prompt `n` times: result[prompt][candidate].
 
@@ -156,7 +155,7 @@ class BatchGenerator:
         done: dict[int, SampledTokens] = {}
         by_index = list(distinct)
         for batch in self._batches(candidates, by_index, params.max_new_tokens, enabled(model)):
-            done.update(self._decode(model, batch, by_index, params, noise, memories))
+            done.update(self._decode(model, batch, by_index, params, noise, memories or {}))
         if params.greedy:
             first = {candidate.prompt: done[candidate.slot] for candidate in candidates}
             return [[first[distinct[prompt]]] * n for prompt in prompts]
