@@ -56,6 +56,23 @@ def relay_env(**arguments: Any) -> Any:
     return program_v0.env(relay, roles=ROLES, **arguments)
 
 
+def chat(task: int, base_url: str) -> float:
+    """Three turns of one conversation; the third turn has another text in place of the second reply."""
+    messages = [{"role": "system", "content": "Go on."}]
+    letters = 0
+    for number in range(3):
+        messages += user(f"turn {number} of {task % 50}")
+        messages.append(asked(base_url, "writer", messages))
+        letters += len(messages[-1]["content"])
+        if number == 1:
+            messages[-1] = {"role": "assistant", "content": "(forgotten)"}
+    return 0.01 * letters
+
+
+def chat_env(**arguments: Any) -> Any:
+    return program_v0.env(chat, roles="writer", settle=0, **arguments)
+
+
 def play_of(arguments: dict[str, Any]) -> Callable[..., None]:
     template = plan_path_v0.env(**arguments)
 

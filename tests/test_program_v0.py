@@ -12,7 +12,6 @@ import pickle
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from pettingllms.policies import packing
 from pettingllms.trainers.fitting import lacking
 from pettingllms.trainers.method_names import METHODS
 from pettingllms.types import Conversation
-from tests.listening_program import ROLES, asked, relay, sent, user
+from tests.listening_program import ROLES, asked, chat_env, relay, sent, user
 from tests.listening_program import Refused as Answered
 
 QUESTION = {"model": "writer", "messages": user("?")}
@@ -154,19 +153,6 @@ def test_a_program_trains_the_adapters_of_the_environment_that_it_plays(
     assert digests[0] == digests[1]
 
 
-def chat(task: int, base_url: str) -> float:
-    """Three turns of one conversation; the third turn has another text in place of the second reply."""
-    messages = [{"role": "system", "content": "Go on."}]
-    letters = 0
-    for number in range(3):
-        messages += user(f"turn {number} of {task % 50}")
-        messages.append(asked(base_url, "writer", messages))
-        letters += len(messages[-1]["content"])
-        if number == 1:
-            messages[-1] = {"role": "assistant", "content": "(forgotten)"}
-    return 0.01 * letters
-
-
 def test_turns_of_a_conversation_share_a_row_of_the_update_and_broken_ones_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,7 +165,7 @@ def test_turns_of_a_conversation_share_a_row_of_the_update_and_broken_ones_are_c
     def trained(run: Path) -> Any:
         tokens.clear()
         pl.train(
-            partial(program_env, chat, roles="writer", settle=0),
+            chat_env,
             model="embedded:parts",
             policies="shared",
             method="grpo",

@@ -55,6 +55,7 @@ RUN = [
     "search_speed --passages 30 --words 12 --queries 2",
     "programs --rounds 2 --waiting 4",
     f"conversations --turns 2 --candidates 2 --new-tokens 4 --model {TINY} {FEW}",
+    f"conversations --parts sampling --turns 2 --together 2 --candidates 2 --model {TINY} {FEW}",
     "boards --rounds 1 --calls 1",
     "soak --runs 5",
     "blind",

@@ -43,6 +43,7 @@ def hit(kind: str, number: signal.Signals) -> None:
         (2, {"env": "coding", "max_num_gen_batches": 2}),
         (2, {"env": "plan_path", "difficulty_pools": {"height": [4, 6], "width": [4, 6]}}),
         (2, {"env": "tests.listening_program:relay_env", "method": "look_ahead"}),
+        (2, {"env": "tests.listening_program:chat_env", "method": "look_ahead"}),
     ],
     ids=[
         "stateful-frozen-role",
@@ -51,6 +52,7 @@ def hit(kind: str, number: signal.Signals) -> None:
         "dynamic-sampling",
         "pools",
         "program",
+        "conversation",
     ],
 )
 def test_workers_change_no_bit(ray, workers, settings):

@@ -15,7 +15,7 @@ tokens, `_S` = `_P` + `_T` positions that a completion sees, `_H` query heads, `
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple, Protocol
 
@@ -182,6 +182,64 @@ class PackedLayout:
                 self.prompt_states[layer] = (key_UhPD, value_UhPD)
             rows += part.attend(query_NHD, key_NhD, value_NhD, key_UhPD, value_UhPD, scale)
         return torch.cat(rows).index_select(0, self._order_N)[None]
+
+
+class ContinuedLayout:
+    """Prompts in one flat list of tokens, without their beginnings, whose keys and values are known.
+
+    Each prompt attends by itself, so that none is padded to the length of another.
+
+    Args:
+        begun: for each prompt, layer -> keys and values of its beginning, `_1hPD`; None for none.
+        known: how many tokens each beginning has.
+        new: how many tokens of each prompt are in the list.
+        device: where the model is.
+    """
+
+    def __init__(
+        self,
+        begun: Sequence[Mapping[int, tuple[torch.Tensor, torch.Tensor]] | None],
+        known: Sequence[int],
+        new: Sequence[int],
+        device: torch.device,
+    ) -> None:
+        self._begun, self._new = begun, list(new)
+        # The new tokens of a prompt are its last ones.
+        self._seen_TP = [
+            torch.ones(n, k + n, dtype=torch.bool, device=device).tril(k)
+            for k, n in zip(known, new, strict=True)
+        ]
+        self.prompt_states: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        """Layer -> keys and values of the whole prompts, `_UhPD`, padded on the right."""
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        """Attention of the flat list, `_1HND` and `_1hND` to `_1NHD`."""
+        new = [states.split(self._new, 2) for states in (query, key, value)]
+        groups, rows = query.shape[1] // key.shape[1], list[torch.Tensor]()
+        keys, values = list[torch.Tensor](), list[torch.Tensor]()
+        for query, key, value, begun, seen_TP in zip(*new, self._begun, self._seen_TP, strict=True):
+            if begun:
+                key = torch.cat([begun[layer][0], key], 2)
+                value = torch.cat([begun[layer][1], value], 2)
+            keys.append(key)
+            values.append(value)
+            key, value = _repeat(key, groups), _repeat(value, groups)
+            rows.append(
+                nn.functional.scaled_dot_product_attention(
+                    query, key, value, attn_mask=seen_TP, scale=scale
+                )
+            )
+        width = max(key.shape[2] for key in keys)
+        self.prompt_states[layer] = _stacked(keys, width), _stacked(values, width)
+        return torch.cat(rows, 2).transpose(1, 2)
+
+
+def _stacked(states: Sequence[torch.Tensor], width: int) -> torch.Tensor:
+    """Rows `_1hPD` as one tensor `_UhPD`."""
+    # Zeros: hidden positions are multiplied with 0, which does not help against NaN.
+    return torch.cat([nn.functional.pad(s, (0, 0, 0, width - s.shape[2])) for s in states])
 
 
 class _Row(NamedTuple):

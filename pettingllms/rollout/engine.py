@@ -27,8 +27,18 @@ from pettingllms.errors import ConfigError
 from pettingllms.rollout.episode import AnyEnv, Branch, Episode, records, score
 from pettingllms.rollout.shapes import Move, Plan, RolloutShape
 from pettingllms.rollout.trajectory import Trajectory
-from pettingllms.samplers.base import Sampler
-from pettingllms.types import Candidate, Completion, Group, Request, Task, Unplayed, role_of
+from pettingllms.samplers.base import DEFAULT_TOKENS_PER_BATCH, Sampler
+from pettingllms.samplers.memory import Memory
+from pettingllms.types import (
+    Candidate,
+    Completion,
+    Conversation,
+    Group,
+    Request,
+    Task,
+    Unplayed,
+    role_of,
+)
 
 BLANK = Completion((), (), (), "", truncated=False, version=0)
 """The reply of an agent that a copy of an episode does without."""
@@ -60,6 +70,7 @@ class RolloutEngine:
         longest: policy -> most tokens of a prompt; an episode whose next prompt has more ends there,
             and its record says so (`Trajectory.overlong`). One that is missing has no bound: a model
             behind an API has a context of its own, which its server knows.
+        room: tokens of conversations that a cohort's memories may have, of a sampler that is not continuous.
         route: the policy that answers in place of the one that the agent has, and what the record says
             of that.
         timed: opened around "sample", and around "score" while nothing else is left to do.
@@ -75,6 +86,7 @@ class RolloutEngine:
     wide: Collection[str] | None = None
     cohort: int | None = None
     longest: Mapping[str, int] = field(default_factory=dict)
+    room: int = DEFAULT_TOKENS_PER_BATCH
     route: Callable[[Episode, str], Routed] | None = None
     timed: Callable[[str], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
 
@@ -136,6 +148,8 @@ class RolloutEngine:
     def _sample(self, cohorts: Sequence[_Cohort]) -> None:
         """Samples for all live episodes in one batch a width, and starts scoring."""
         asked: list[_Pending] = []
+        for cohort in cohorts:
+            cohort.make_room(self.room)
         for cohort, episode in [(c, episode) for c in cohorts for episode in c.live()]:
             if episode.agent in episode.blanked:
                 cohort.pending.append(_Pending(episode, "", Request("", (), 0), Plan(), {}))
@@ -148,7 +162,11 @@ class RolloutEngine:
             if len(ids) > (longest := self.longest.get(policy, len(ids))):
                 episode.end_overlong(len(ids), longest)
                 continue
-            request, plan = Request(policy, ids, seed), self._plan(episode, policy)
+            memory = None
+            if isinstance(prompt, Conversation) and not self.sampler.continuous:
+                memory = cohort.memory(episode, len(ids))
+            request = Request(policy, ids, seed, memory)
+            plan = self._plan(episode, policy)
             decision = _Pending(episode, prompt, request, plan, notes)
             cohort.pending.append(decision)
             asked.append(decision)
@@ -297,6 +315,26 @@ class _Cohort:
     def __init__(self, episodes: Sequence[Episode]) -> None:
         self._episodes = list(episodes)
         self.pending: list[_Pending] = []
+        self._room = 0
+
+    def make_room(self, room: int) -> None:
+        """Forgets the conversations of finished episodes; `room` is of all tokens that may be remembered."""
+        for episode in self._episodes:
+            if episode.over:
+                episode.memories.clear()
+        kept = [memory for episode in self._episodes for memory in episode.memories.values()]
+        # Copies of an episode share what they remember until they go on.
+        sizes = {id(memory.states): len(memory.prompt_ids) for memory in kept if memory.states}
+        self._room = room - sum(sizes.values())
+
+    def memory(self, episode: Episode, tokens: int) -> Memory | None:
+        """What is remembered of the agent's conversation; None where `tokens` more have no room."""
+        agent = episode.agent or ""
+        if tokens > self._room:
+            episode.memories.pop(agent, None)
+            return None
+        self._room -= tokens
+        return episode.memories[agent]
 
     def advance(self, one: Callable[[_Pending], Sequence[Episode]]) -> None:
         """Takes all pending decisions.

@@ -24,6 +24,7 @@ from pettingllms.envs.base import TextEnv, next_agent
 from pettingllms.errors import NonFiniteError
 from pettingllms.rollout.branching import Branching
 from pettingllms.rollout.trajectory import Origin, Overlong, Trajectory, Without, outcome_of
+from pettingllms.samplers.memory import Memory
 from pettingllms.types import Completion, Group, GroupKey, Task, Unplayed, role_of
 
 AnyEnv = AECEnv[Any, Any, Any]
@@ -85,6 +86,8 @@ class Episode:
         self._left_at = 0
         """Decisions that a copy shares with the episode that it left."""
         self.branching = Branching(self)
+        self.memories = defaultdict[str, Memory](Memory)
+        """Agent -> what the sampler keeps of its conversation."""
 
     @property
     def depth(self) -> int:
@@ -146,6 +149,7 @@ class Episode:
         other._turns = defaultdict(int, self._turns)
         other._turns[self.agent or ""] += 1
         other.groups, other._latest, other.branching = [], {}, Branching(other)
+        other.memories = self._memories()
         other._copies = []
         # In the new record the other agents have no decision yet that this could be a late reward
         # of.
@@ -163,9 +167,14 @@ class Episode:
         other.env, other.groups, other.early = self.env.clone(), [*self.groups], {**self.early}
         other._turns, other._latest = defaultdict(int, self._turns), {**self._latest}
         other._unplayed, other.branching, other._copies = {}, Branching(other), []
+        other.memories = self._memories()
         other._left_at = len(self.groups)
         self._copies.append(other)
         return other
+
+    def _memories(self) -> defaultdict[str, Memory]:
+        # Copies remember the same prompts, and part with their next ones.
+        return defaultdict(Memory, {agent: copy.copy(m) for agent, m in self.memories.items()})
 
     def _ends_without(self) -> Iterator[Without]:
         for each in self._copies:

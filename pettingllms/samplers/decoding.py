@@ -16,13 +16,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import nn
 from transformers import DynamicCache, PreTrainedModel
 
-from pettingllms.models.shared_prompts import PackedLayout, forward
+from pettingllms.models.shared_prompts import ContinuedLayout, PackedLayout, forward
+
+if TYPE_CHECKING:
+    from pettingllms.samplers.memory import States
 
 # Room for so many new tokens before a buffer has to be copied for the first time.
 _SPARE = 32
@@ -93,10 +96,17 @@ class SharedDecoding:
     Args:
         model: one that `share_prompts` accepted.
         prompts: token ids.
+        begun: keys and values of the beginnings of prompts, shorter than these; None for none.
     """
 
-    def __init__(self, model: PreTrainedModel, prompts: Sequence[tuple[int, ...]]) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        prompts: Sequence[tuple[int, ...]],
+        begun: Sequence[States | None] = (),
+    ) -> None:
         self._model, self._prompts = model, prompts
+        self._begun = begun or [None] * len(prompts)
         device = model.device
         self._owner_R = torch.arange(len(prompts), device=device)
         lengths_U = torch.tensor([len(prompt) for prompt in prompts], device=device)
@@ -112,19 +122,35 @@ class SharedDecoding:
     def start(self) -> torch.Tensor:
         """Computes the prompts, which are the first rows; logits `_RV` of what follows each."""
         device = self._model.device
-        lengths = [len(prompt) for prompt in self._prompts]
-        ends = list(accumulate(lengths))
-        places = [range(end - length, end) for end, length in zip(ends, lengths, strict=True)]
-        layout = PackedLayout(places, [()] * len(places), device, keep_prompts=True)
-        ids_N = torch.tensor([token for prompt in self._prompts for token in prompt], device=device)
-        position_N = torch.cat([torch.arange(length) for length in lengths]).to(device)
+        known = [next(iter(begun.values()))[0].shape[2] if begun else 0 for begun in self._begun]
+        new = [ids[count:] for count, ids in zip(known, self._prompts, strict=True)]
+        ends = list(accumulate(map(len, new)))
+        layout: ContinuedLayout | PackedLayout
+        if any(known):
+            layout = ContinuedLayout(self._begun, known, [*map(len, new)], device)
+        else:
+            places = [range(end - len(ids), end) for end, ids in zip(ends, new, strict=True)]
+            layout = PackedLayout(places, [()] * len(places), device, keep_prompts=True)
+        ids_N = torch.tensor([token for ids in new for token in ids], device=device)
+        ranges = zip(known, map(len, self._prompts), strict=True)
+        position_N = torch.cat([torch.arange(*each) for each in ranges]).to(device)
         last_U = torch.tensor(ends, device=device) - 1
         logits_UV = forward(self._model, layout, ids_N[None], position_N[None], last_U)[0]
         self._states = {
             layer: (key.contiguous(), value.contiguous())
             for layer, (key, value) in layout.prompt_states.items()
         }
+        self._begun = ()
         return logits_UV
+
+    def states(self, u: int) -> States:
+        """Keys and values of a prompt, after `start`."""
+        length = len(self._prompts[u])
+        # Copied: a view would keep the other prompts.
+        return {
+            layer: (key_UhPD[u, None, :, :length].clone(), value_UhPD[u, None, :, :length].clone())
+            for layer, (key_UhPD, value_UhPD) in self._states.items()
+        }
 
     def step(self, token_R: torch.Tensor) -> torch.Tensor:
         """Appends a token to every row; logits `_RV` of the next."""

@@ -15,7 +15,8 @@ tokens of all candidates, `_V` vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -31,7 +32,10 @@ from pettingllms.samplers.base import (
     Weights,
 )
 from pettingllms.samplers.decoding import Decoding, PlainDecoding, SharedDecoding
+from pettingllms.samplers.memory import Memory
 from pettingllms.types import Request
+
+Memories = Mapping[tuple[int, ...], list[Memory]]
 
 
 def open_engine(served: ServedPolicies, settings: SamplerSettings) -> TransformersEngine:
@@ -72,7 +76,12 @@ class TransformersEngine:
             model = self._weights.sampling_module(policy)
             if model.training:
                 model.train(False)
-            sampled = self.generator.generate(model, prompts, n, params, seeds)
+            owner = policy, self.versions.get(policy)
+            memories = defaultdict[tuple[int, ...], list[Memory]](list)
+            for request in (requests[i] for i in mine):
+                if request.memory is not None:
+                    memories[request.prompt_ids].append(request.memory.of(owner))
+            sampled = self.generator.generate(model, prompts, n, params, seeds, memories)
             for i, candidates in zip(mine, sampled, strict=True):
                 completions[i] = candidates
         return completions
@@ -113,6 +122,7 @@ class BatchGenerator:
         n: int,
         params: SamplingParams,
         seeds: Sequence[int],
+        memories: Memories | None = None,
     ) -> list[list[SampledTokens]]:
         """Completes every prompt `n` times: result[prompt][candidate].
 
@@ -122,6 +132,7 @@ class BatchGenerator:
             n: candidates for each prompt.
             params: how tokens are chosen.
             seeds: one for each prompt; its candidates follow from it. Unused when greedy.
+            memories: of the conversations of each prompt; unused by models that repeat prompts.
         """
         device = model.device
         distinct = {prompt: index for index, prompt in enumerate(dict.fromkeys(prompts))}
@@ -144,7 +155,7 @@ class BatchGenerator:
         done: dict[int, SampledTokens] = {}
         by_index = list(distinct)
         for batch in self._batches(candidates, by_index, params.max_new_tokens, enabled(model)):
-            done.update(self._decode(model, batch, by_index, params, noise))
+            done.update(self._decode(model, batch, by_index, params, noise, memories or {}))
         if params.greedy:
             first = {candidate.prompt: done[candidate.slot] for candidate in candidates}
             return [[first[distinct[prompt]]] * n for prompt in prompts]
@@ -184,15 +195,11 @@ class BatchGenerator:
         prompts: Sequence[tuple[int, ...]],
         params: SamplingParams,
         noise: torch.Tensor | None,
+        memories: Memories,
     ) -> dict[int, SampledTokens]:
         asked = dict.fromkeys(candidate.prompt for candidate in candidates)
         used = {prompt: index for index, prompt in enumerate(asked)}
         texts, device = [prompts[index] for index in used], model.device
-        decoding: Decoding
-        if enabled(model):
-            decoding = SharedDecoding(model, texts)
-        else:
-            decoding = PlainDecoding(model, texts, self._pad_id)
         slot_C = torch.tensor([candidate.slot for candidate in candidates], device=device)
         uniform_CT = None if noise is None else noise[slot_C]
         # None where every candidate has a row of its own, in the same order.
@@ -203,7 +210,7 @@ class BatchGenerator:
             )
         ends = torch.tensor(self._end_ids, dtype=torch.long, device=device)
         steps: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
-        logits_RV = decoding.start()
+        decoding, logits_RV = self._begin(model, texts, memories)
         for step in range(params.max_new_tokens):
             uniform_C = None if uniform_CT is None else uniform_CT[:, step]
             token_C, logprob_C = draw(distribution(logits_RV, params), uniform_C, row_C)
@@ -232,6 +239,26 @@ class BatchGenerator:
                 slot_C, row_C = slot_C[order_C], None
                 uniform_CT = None if uniform_CT is None else uniform_CT[order_C]
         return self._collect(steps)
+
+    def _begin(
+        self, model: PreTrainedModel, texts: Sequence[tuple[int, ...]], memories: Memories
+    ) -> tuple[Decoding, torch.Tensor]:
+        """Computes the prompts as far as their memories do not know them; logits `_UV` of what follows each."""
+        if not enabled(model):
+            plain = PlainDecoding(model, texts, self._pad_id)
+            return plain, plain.start()
+        mine = [memories.get(text, ()) for text in texts]
+        begun = [
+            next(filter(None, (memory.beginning(text) for memory in some)), None)
+            for text, some in zip(texts, mine, strict=True)
+        ]
+        shared = SharedDecoding(model, texts, begun)
+        logits_UV = shared.start()
+        for u, some in enumerate(mine):
+            states = shared.states(u) if some else None
+            for memory in some:
+                memory.keep(texts[u], states)
+        return shared, logits_UV
 
     def _collect(
         self, steps: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]

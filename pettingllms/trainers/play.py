@@ -22,7 +22,7 @@ from pettingllms.rollout.engine import RolloutEngine, longest_prompts
 from pettingllms.rollout.episode import AnyEnv, tasks_of_step
 from pettingllms.rollout.shapes import RolloutShape
 from pettingllms.rollout.trajectory import Trajectory
-from pettingllms.samplers.base import Sampler
+from pettingllms.samplers.base import DEFAULT_TOKENS_PER_BATCH, Sampler
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.method import Casting
 from pettingllms.trainers.metrics import Clock
@@ -72,7 +72,7 @@ class Player:
             inner.trainer_state = SimpleNamespace(global_step=step, max_steps=config.max_steps)
         replays = getattr(env.unwrapped, "replays", None)  # of a program
         replayed = 0.0 if replays is None else replays.seconds
-        shard = config.tasks_per_shard
+        shard, count = config.tasks_per_shard, config.tasks_per_step
         with ThreadPoolExecutor(config.scoring_threads) as pool:
             engine = RolloutEngine(
                 env,
@@ -86,6 +86,8 @@ class Player:
                 # Shards are counted in tasks, and the engine's cohorts in episodes.
                 cohort=None if shard is None else shard * self.shape.episodes,
                 longest=longest_prompts(self.sampler, length),
+                # By the step's shards, not those at hand: a worker has one of them at a time.
+                room=DEFAULT_TOKENS_PER_BATCH // -(-count // (shard or count)),
                 timed=clock.time,
             )
             trajectories = engine.run(tasks)
