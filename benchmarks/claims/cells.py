@@ -35,6 +35,7 @@ from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import parse_policies
 from pettingllms.trainers.at_grpo import ATGRPO
+from pettingllms.trainers.callbacks import Callback
 from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.types import Task
 
@@ -162,7 +163,9 @@ def measured(cell: Cell, ground: Ground) -> dict[str, Any]:
     return result
 
 
-def trainer_of(cell: Cell, ground: Ground, own: Mapping[str, Any]) -> ATGRPO:
+def trainer_of(
+    cell: Cell, ground: Ground, own: Mapping[str, Any], callbacks: Sequence[Callback] = ()
+) -> ATGRPO:
     """The trainer of a cell, before its first step."""
     known = {each.name for each in fields(ATGRPOConfig)}
     settings = {"policies": "per-role", **ground.settings, **own, **FIXED}
@@ -171,7 +174,8 @@ def trainer_of(cell: Cell, ground: Ground, own: Mapping[str, Any]) -> ATGRPO:
     env = make(ground.env, **_arguments(ground, ARMS[cell.arm]))
     config = ATGRPOConfig(env=ground.env, model=str(ground.model), **settings)
     mapping = parse_policies(config.policies, roles_of(env))
-    return ATGRPO(config, env, load_policies(ground.model, mapping, seed=cell.seed))
+    policies = load_policies(ground.model, mapping, seed=cell.seed)
+    return ATGRPO(config, env, policies, callbacks=callbacks)
 
 
 def trained(
