@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -180,6 +181,8 @@ def test_on_a_cpu_a_step_is_taken_and_nothing_written(tmp_path, monkeypatch):
     text = dry_run(config, "cpu")
     assert "measured with 4 of 8 tasks" in text
     assert number(text, "all 3 steps") > 0
+    peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert number(text, "most memory") == pytest.approx(peak, rel=0.1)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -17,6 +17,7 @@ from pettingllms.cli.estimate import GIB, Gpu, ModelShape, Workload, memory, sha
 from pettingllms.models.shared_prompts import enabled
 from pettingllms.policies.base_model import ModelSpec
 from pettingllms.policies.loading import load_policies
+from pettingllms.policies.packing import microbatches
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.rollout.shapes import Tree
 from pettingllms.samplers.base import SamplerSettings
@@ -109,6 +110,34 @@ def test_vllm_samples_each_role_with_its_own_adapter(folder: Path) -> None:
     swapped = differences(policies, requests, replies, of="reader")
     assert swapped["writer"] > 2 * own["writer"]
     policies.close()
+
+
+def test_packed_rows_attend_as_rows_of_their_own_do(folder: Path) -> None:
+    """Prompts of several lengths, a conversation, and completions that begin alike or have one token."""
+    policies = team(folder)
+    first, second = (tuple(range(5, 5 + length)) for length in (40, 7))
+    replies = [(9, 8, 7), (9, 8, 6, 5, 4), (3,), tuple(range(20, 90))]
+    samples = [Sample(first, ids, (-1.0,) * len(ids), 1.0) for ids in replies]
+    longer = first + replies[1] + second
+    samples += [Sample(longer, ids, (-1.0,) * len(ids), 1.0) for ids in replies[2:]]
+    samples += [Sample(second, ids, (-1.0,) * len(ids), 1.0) for ids in replies[:2]]
+    logprobs: list[dict[int, torch.Tensor]] = []
+    gradients: list[torch.Tensor] = []
+    for packed in (True, False):
+        batches = microbatches(samples, 1 << 20, packed=packed, device="cuda")
+        logprobs.append({})
+        for batch in batches:
+            values_BT, _ = policies.logprobs("writer", batch)
+            (values_BT * batch.mask_BT).sum().backward()
+            logprobs[-1] |= dict(zip(batch.index, values_BT.detach(), strict=True))
+        parameters = policies.parameters("writer")
+        gradients.append(torch.cat([p.grad.flatten() for p in parameters if p.grad is not None]))
+        for parameter in parameters:
+            parameter.grad = None
+    for index, sample in enumerate(samples):
+        ours, rows = (each[index][: len(sample.token_ids)] for each in logprobs)
+        assert (ours - rows).abs().max() < BF16, f"completion {index}"
+    assert (gradients[0] - gradients[1]).norm() < 0.05 * gradients[1].norm()
 
 
 def test_flash_attention_computes_what_ours_does(folder: Path) -> None:

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from itertools import count
+from functools import cached_property
+from itertools import accumulate, count
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -129,7 +130,8 @@ class PackedLayout:
     conversation stands for its shorter prompts as well: their completions follow its beginnings.
 
     Attention needs rows of equal length. Rows of similar length are padded together (`alike`), so
-    that one long completion does not make all others as long as itself.
+    that one long completion does not make all others as long as itself. On a GPU, in half precision,
+    rows of any length attend in one call.
 
     Args:
         prompts: the places of each prompt's tokens in the list.
@@ -147,23 +149,10 @@ class PackedLayout:
         *,
         keep_prompts: bool = False,
     ) -> None:
+        self._prompts, self._device = prompts, device
         # A completion of one token has none that anything follows.
         owned = [(reply, u) for u, rest in enumerate(completions) for reply in rest if reply.places]
-        replies, owners = [reply for reply, _ in owned], [u for _, u in owned]
-        parts = (
-            [[*range(len(prompts))]] if keep_prompts else alike([len(prompt) for prompt in prompts])
-        )
-        self._parts = [_Part(prompts, replies, owners, members, device) for members in parts]
-        # Where each token of the flat list stands in the padded rows of all parts; one that is in
-        # several rows has the same value in all of them.
-        places: dict[int, int] = {}
-        first = 0
-        for part in self._parts:
-            for row in part.rows:
-                places.update(zip(row.tokens, count(first + row.skipped), strict=False))
-                first += row.width
-        order_N = torch.tensor([places[token] for token in range(len(places))])
-        self._order_N = order_N.to(device)
+        self._replies, self._owners = [reply for reply, _ in owned], [u for _, u in owned]
         self._keep_prompts = keep_prompts
         self.prompt_states: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -174,14 +163,99 @@ class PackedLayout:
         query_NHD, key_NhD, value_NhD = (
             states[0].transpose(0, 1) for states in (query, key, value)
         )
+        if not self._keep_prompts and _flash(query_NHD):
+            return self._unpadded.attend(query_NHD, key_NhD, value_NhD, scale)[None]
+        parts, order_N = self._padded
         rows: list[torch.Tensor] = []
-        for part in self._parts:
+        for part in parts:
             key_UhPD = _take(key_NhD, part.prompt_UP)
             value_UhPD = _take(value_NhD, part.prompt_UP)
             if self._keep_prompts:
                 self.prompt_states[layer] = (key_UhPD, value_UhPD)
             rows += part.attend(query_NHD, key_NhD, value_NhD, key_UhPD, value_UhPD, scale)
-        return torch.cat(rows).index_select(0, self._order_N)[None]
+        return torch.cat(rows).index_select(0, order_N)[None]
+
+    @cached_property
+    def _padded(self) -> tuple[list[_Part], torch.Tensor]:
+        """The padded rows, and where each token of the flat list stands in them."""
+        lengths = [len(prompt) for prompt in self._prompts]
+        parts = [
+            _Part(self._prompts, self._replies, self._owners, members, self._device)
+            for members in ([[*range(len(lengths))]] if self._keep_prompts else alike(lengths))
+        ]
+        # One that is in several rows has the same value in all of them.
+        places: dict[int, int] = {}
+        first = 0
+        for part in parts:
+            for row in part.rows:
+                places.update(zip(row.tokens, count(first + row.skipped), strict=False))
+                first += row.width
+        return parts, _in_order(places, self._device)
+
+    @cached_property
+    def _unpadded(self) -> _Unpadded:
+        seen = [
+            self._prompts[u][: r.behind] for r, u in zip(self._replies, self._owners, strict=True)
+        ]
+        own = [reply.places for reply in self._replies]
+        return _Unpadded([()] * len(self._prompts) + seen, [*self._prompts, *own], self._device)
+
+
+def _flash(states: torch.Tensor) -> bool:
+    """Returns whether FlashAttention takes these states."""
+    return (
+        states.is_cuda
+        and states.dtype in (torch.bfloat16, torch.float16)
+        and states.shape[-1] <= 256
+        and torch.cuda.get_device_capability(states.device) >= (8, 0)
+    )
+
+
+class _Unpadded:
+    """Texts of any length in one call of FlashAttention, which only GPUs have.
+
+    Args:
+        seen: the places of the tokens that each text follows.
+        own: the places of its own.
+        device: where the model is.
+    """
+
+    def __init__(
+        self, seen: Sequence[Sequence[int]], own: Sequence[Sequence[int]], device: torch.device
+    ) -> None:
+        texts = [[*before, *text] for before, text in zip(seen, own, strict=True)]
+        queries = [token for text in own for token in text]
+        self._query_Q = torch.tensor(queries, device=device)
+        self._key_K = torch.tensor([token for text in texts for token in text], device=device)
+        lengths = [[*map(len, own)], [*map(len, texts)]]
+        self._longest = [*map(max, lengths)]
+        self._ends = [
+            torch.tensor([0, *accumulate(each)], dtype=torch.int32, device=device)
+            for each in lengths
+        ]
+        self._order_N = _in_order(dict(zip(queries, count(), strict=False)), device)
+
+    def attend(
+        self, query_NHD: torch.Tensor, key_NhD: torch.Tensor, value_NhD: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        """Attention of the flat list, `_NHD`."""
+        out_QHD: torch.Tensor = torch.ops.aten._flash_attention_forward(
+            query_NHD.index_select(0, self._query_Q),
+            key_NhD.index_select(0, self._key_K),
+            value_NhD.index_select(0, self._key_K),
+            *self._ends,
+            *self._longest,
+            dropout_p=0.0,
+            is_causal=True,  # the last query sees the last key
+            return_debug_mask=False,
+            scale=scale,
+        )[0]
+        return out_QHD.index_select(0, self._order_N)
+
+
+def _in_order(places: Mapping[int, int], device: torch.device) -> torch.Tensor:
+    """Where each token of the flat list stands."""
+    return torch.tensor([places[token] for token in range(len(places))], device=device)
 
 
 class ContinuedLayout:

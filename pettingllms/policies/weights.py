@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import Linear, LoraLayer
+from peft.tuners.lora.layer import LoraVariant
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -105,6 +106,9 @@ class LoraWeights:
         self._peft = peft_model
         self._model = model
         self._adapted = [module for module in model.modules() if isinstance(module, LoraLayer)]
+        if float32 and model.dtype != torch.float32:
+            for layer in self._adapted:
+                _in_half_precision(layer)
         self._tensors = {name: self._adapter_tensors(name) for name in configs}
         self._active: str | None = None
         self._merged: dict[str, PreTrainedModel] = {}
@@ -522,6 +526,34 @@ def read_tensors(directory: Path, base: str, digest: str) -> dict[str, torch.Ten
             + ("" if written else ", or correct base_model_name_or_path in its adapter_config.json")
         )
     return tensors
+
+
+class _HalfPrecision(LoraVariant):
+    """The product of a float32 adapter beside a base in half precision, in that precision.
+
+    PEFT casts the input of each layer to the type of the adapter, and so computes products and sums as
+    large as the activations in float32. Gradients reach the adapter in float32 either way.
+    """
+
+    @staticmethod
+    def forward(
+        module: LoraLayer, active_adapter: str, x: torch.Tensor, result: torch.Tensor, **_: Any
+    ) -> torch.Tensor:
+        """Returns `result`, the base's product, plus the adapter's."""
+        down, up = (
+            lora[active_adapter].get_parameter("weight").to(x)
+            for lora in (module.lora_A, module.lora_B)
+        )
+        inner = nn.functional.linear(module.lora_dropout[active_adapter](x), down).flatten(0, -2)
+        scale = module.scaling[active_adapter]
+        return torch.addmm(result.flatten(0, -2), inner, up.T, alpha=scale).view_as(result)
+
+
+def _in_half_precision(layer: LoraLayer) -> None:
+    """Lets `_HalfPrecision` compute a layer, if it is a linear one."""
+    if isinstance(layer.get_base_layer(), nn.Linear):
+        layer.cast_input_dtype_enabled = False
+        layer.lora_variant.update(dict.fromkeys(layer.lora_A, _HalfPrecision()))
 
 
 def _inside(policy: str) -> str:
