@@ -9,14 +9,20 @@ Shapes: `_N` decisions, `_X` feature size.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import nn
 
-from pettingllms.errors import NonFiniteError
+from pettingllms.errors import ConfigError, NonFiniteError
+from pettingllms.policies.policy_set import PolicySet
+from pettingllms.trainers.config import ResolvedConfig
+
+Features = Mapping[int, tuple[list[int], torch.Tensor]]
+"""Place of a base model in the team's -> the rows of policies on it, and features of their texts."""
 
 HIDDEN = 64
 ROWS = 64
@@ -99,3 +105,95 @@ class Critic:
         self.fits = state["fits"]
         self.network.load_state_dict(state["network"])
         self.optimizer.load_state_dict(state["optimizer"])
+
+
+class Critics:
+    """A critic for each base model of a team, from the first text on that it is asked about.
+
+    Args:
+        config: resolved settings of the run.
+        learning_rate: of AdamW.
+        epochs: passes over the targets of a step.
+    """
+
+    def __init__(self, config: ResolvedConfig, *, learning_rate: float, epochs: int) -> None:
+        self._config, self._learning_rate, self._epochs = config, learning_rate, epochs
+        self._critics: dict[int, Critic] = {}
+        self.policies: PolicySet | None = None
+        """Whose base models are read; a trainer attaches them."""
+
+    @property
+    def fits(self) -> int:
+        """How often they have learned."""
+        return max((critic.fits for critic in self._critics.values()), default=0)
+
+    def features(self, texts: Sequence[tuple[str, tuple[int, ...]]]) -> Features:
+        """What the base models make of texts: hidden states at their last tokens.
+
+        Args:
+            texts: policy and token ids of each row. Partners behind an API have no hidden states here.
+        """
+        if self.policies is None:
+            raise ConfigError(
+                f"method {self._config.method} reads the base model; a trainer attaches it"
+            )
+        bases, rows = self.policies.bases, defaultdict[int, list[int]](list)
+        for row, (policy, _) in enumerate(texts):
+            if policy in self.policies.names:
+                rows[bases.index(self.policies.base_of(policy))].append(row)
+        features = {}
+        for base, members in rows.items():
+            ids = [texts[row][1] for row in members]
+            states = bases[base].features(ids, self._config.tokens_per_batch)
+            features[base] = members, torch.stack([states[one] for one in ids])
+        return features
+
+    def values(self, count: int, features: Features) -> torch.Tensor:
+        """Predictions for `count` rows, float64 `_N`; 0 for those without features.
+
+        Raises:
+            NonFiniteError: a prediction is not a finite number.
+        """
+        values_N = torch.zeros(count, dtype=torch.float64)
+        for base, (rows, features_NX) in features.items():
+            if base not in self._critics:
+                self._critics[base] = self._new(base, features_NX.shape[1])
+            values_N[rows] = self._critics[base].values(features_NX)
+        return values_N
+
+    def fit(
+        self, features: Features, targets_N: torch.Tensor, rows: Sequence[int] | None = None
+    ) -> None:
+        """Each critic learns the targets of the texts on its base model.
+
+        Args:
+            features: of texts.
+            targets_N: one for each text, or for each of `rows`.
+            rows: the texts to learn from; one may be named several times.
+        """
+        for base, (texts, features_MX) in features.items():
+            place = {text: number for number, text in enumerate(texts)}
+            asked = range(len(targets_N)) if rows is None else rows
+            mine = [number for number, text in enumerate(asked) if text in place]
+            states_NX = features_MX[[place[asked[number]] for number in mine]]
+            if mine:
+                self._critics[base].fit(states_NX, targets_N[mine])
+
+    def _new(self, base: int, size: int) -> Critic:
+        return Critic(
+            size,
+            self._config.seed + base,
+            learning_rate=self._learning_rate,
+            epochs=self._epochs,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The critics; empty before the first step."""
+        return {str(base): critic.state_dict() for base, critic in self._critics.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues with the critics of an earlier step, or without any."""
+        self._critics = {}
+        for base, learned in state.items():
+            critic = self._critics[int(base)] = self._new(int(base), learned["size"])
+            critic.load_state_dict(learned)
