@@ -1,7 +1,7 @@
 """What `--advise` says in the environments of claim 4, where a shared policy and one for each role end alike, and what it costs.
 
     python -m benchmarks.advice_grounds                      everything that is missing
-    python -m benchmarks.advice_grounds --only math --steps 8 --seeds 20
+    python -m benchmarks.advice_grounds --only plan_path --steps 8 --seeds 20
 
 Trains the arm `SHARED` of `benchmarks/claims` with the learning rate that was chosen there, on seeds of its own. Gradients are read in
 every other step, so that steps with and without are compared in one run; the signals are those after

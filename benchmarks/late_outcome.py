@@ -31,7 +31,7 @@ from pettingllms.trainers.config import ATGRPOConfig
 
 RESULTS = Path(__file__).parent / "results" / "late_outcome.json"
 ROLES = ("first", "second", "third")
-METHODS = ("at_grpo", "look_ahead", "c3", "grpo", "dr_mas")
+METHODS = ("at_grpo", "q_tree", "look_ahead", "c3", "grpo", "dr_mas")
 GENERATIONS = {"c3": 3}
 """A full tree of three agents has K + K^2 + K^3 completions: with K = 8 a step would take all tokens of a run."""
 LAST = 5

@@ -88,6 +88,7 @@ LONGER = [
     "protocol --minutes 1",
     "priming.duet",
     "advice",
+    "advice_grounds --only plan_path --steps 8 --seeds 20",
     "alpha --minutes 1",
     "between --only signal",
     "search_team --only grpo",

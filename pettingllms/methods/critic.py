@@ -9,14 +9,20 @@ Shapes: `_N` decisions, `_X` feature size.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import nn
 
-from pettingllms.errors import NonFiniteError
+from pettingllms.errors import ConfigError, NonFiniteError
+from pettingllms.policies.policy_set import PolicySet
+from pettingllms.trainers.config import ResolvedConfig
+
+Features = Mapping[int, tuple[list[int], torch.Tensor]]
+"""Number of a critic -> the rows that it judges, and their features `_NX`."""
 
 HIDDEN = 64
 ROWS = 64
@@ -31,10 +37,15 @@ class Critic:
         seed: of its first weights and of the order in which it learns.
         learning_rate: of AdamW.
         epochs: passes over the targets of a step.
+        memory: steps whose targets are learned again with those of a step, itself counted.
     """
 
-    def __init__(self, size: int, seed: int, *, learning_rate: float, epochs: int) -> None:
-        self.size, self.seed, self.epochs = size, seed, epochs
+    def __init__(
+        self, size: int, seed: int, *, learning_rate: float, epochs: int, memory: int = 1
+    ) -> None:
+        self.size, self.seed, self.epochs, self.memory = size, seed, epochs, memory
+        self._past: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Features and targets of earlier steps."""
         self.fits = 0
         """How often `fit` was called."""
         # A generator of its own: the global one is nobody's. Kaiming's bound for layers as PyTorch
@@ -73,7 +84,9 @@ class Critic:
         """Learns the targets by mean squared error, in an order that follows from seed and count."""
         rng = random.Random(f"{self.seed} critic {self.fits}")
         self.fits += 1
-        targets_N = targets_N.float()
+        steps = [*self._past, (features_NX, targets_N.float())]
+        self._past = steps[len(steps) - self.memory + 1 :] if self.memory > 1 else []
+        features_NX, targets_N = (torch.cat(of_step) for of_step in zip(*steps, strict=True))
         for _ in range(self.epochs):
             order = rng.sample(range(len(targets_N)), len(targets_N))
             for start in range(0, len(order), ROWS):
@@ -86,16 +99,111 @@ class Critic:
                 self.optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, the optimizer's state, and how often it has learned."""
+        """Weights, the optimizer's state, how often it has learned, and what it will learn again."""
         return {
             "size": self.size,
             "fits": self.fits,
             "network": self.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),
+            "past": self._past,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from what `state_dict` returned."""
-        self.fits = state["fits"]
+        self.fits, self._past = state["fits"], state.get("past", [])
         self.network.load_state_dict(state["network"])
         self.optimizer.load_state_dict(state["optimizer"])
+
+
+class Critics:
+    """A critic for each base model of a team, or for each policy, from the first text on that it judges.
+
+    Args:
+        config: resolved settings of the run.
+        by_policy: a critic for each policy.
+        settings: of the critics.
+    """
+
+    def __init__(self, config: ResolvedConfig, *, by_policy: bool = False, **settings: Any) -> None:
+        self._config, self._by_policy, self._settings = config, by_policy, settings
+        self._critics: dict[int, Critic] = {}
+        self.policies: PolicySet | None = None
+        """Whose base models are read; a trainer attaches them."""
+
+    @property
+    def fits(self) -> int:
+        """How often they have learned."""
+        return max((critic.fits for critic in self._critics.values()), default=0)
+
+    def features(self, rows: Sequence[tuple[str, Sequence[tuple[int, ...]]]]) -> Features:
+        """What the base models make of texts: hidden states at their last tokens, side by side.
+
+        Args:
+            rows: policy, and token ids of texts, equally many in each row. Partners behind an API have no
+                hidden states here, and no critic.
+        """
+        if self.policies is None:
+            raise ConfigError(
+                f"method {self._config.method} reads the base model; a trainer attaches it"
+            )
+        bases, names = self.policies.bases, self.policies.names
+        on_base, judged = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
+        for row, (policy, _) in enumerate(rows):
+            if policy in names:
+                base = bases.index(self.policies.base_of(policy))
+                on_base[base].append(row)
+                judged[names.index(policy) if self._by_policy else base].append(row)
+        of_row: dict[int, torch.Tensor] = {}
+        for base, members in on_base.items():
+            texts = [ids for row in members for ids in rows[row][1]]
+            states = bases[base].features(texts, self._config.tokens_per_batch)
+            of_row |= {row: torch.cat([states[ids] for ids in rows[row][1]]) for row in members}
+        return {
+            critic: (members, torch.stack([of_row[row] for row in members]))
+            for critic, members in judged.items()
+        }
+
+    def values(self, count: int, features: Features) -> torch.Tensor:
+        """Predictions for `count` rows, float64 `_N`; 0 for those without features.
+
+        Raises:
+            NonFiniteError: a prediction is not a finite number.
+        """
+        values_N = torch.zeros(count, dtype=torch.float64)
+        for critic, (rows, features_NX) in features.items():
+            if critic not in self._critics:
+                self._critics[critic] = self._new(critic, features_NX.shape[1])
+            values_N[rows] = self._critics[critic].values(features_NX)
+        return values_N
+
+    def fit(
+        self, features: Features, targets_N: torch.Tensor, rows: Sequence[int] | None = None
+    ) -> None:
+        """Each critic learns the targets of its rows.
+
+        Args:
+            features: of all rows.
+            targets_N: one for each row, or for each of `rows`.
+            rows: those to learn from; one may be named several times.
+        """
+        asked = range(len(targets_N)) if rows is None else rows
+        for critic, (members, features_MX) in features.items():
+            place = {row: number for number, row in enumerate(members)}
+            mine = [number for number, row in enumerate(asked) if row in place]
+            if mine:
+                chosen_NX = features_MX[[place[asked[number]] for number in mine]]
+                self._critics[critic].fit(chosen_NX, targets_N[mine])
+
+    def _new(self, number: int, size: int) -> Critic:
+        return Critic(size, self._config.seed + number, **self._settings)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The critics; empty before the first step."""
+        return {str(number): critic.state_dict() for number, critic in self._critics.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues with the critics of an earlier step, or without any."""
+        self._critics = {}
+        for number, learned in state.items():
+            critic = self._critics[int(number)] = self._new(int(number), learned["size"])
+            critic.load_state_dict(learned)

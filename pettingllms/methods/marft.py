@@ -7,21 +7,19 @@ https://arxiv.org/abs/1506.02438.
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from pettingllms.errors import ConfigError
-from pettingllms.methods.critic import Critic
+from pettingllms.methods.critic import Critics
 from pettingllms.methods.dr_mas import DrMas
 from pettingllms.methods.grpo import member_of
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.rollout.shapes import RolloutShape
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.method import Casting, Method, argument
-from pettingllms.types import Advantage, Group, Unplayed
+from pettingllms.types import Advantage, Group
 
 
 class Alternate(Method):
@@ -73,9 +71,7 @@ class Gae(Method):
 
     def __init__(self, config: ResolvedConfig, **arguments: object) -> None:
         super().__init__(config, **arguments)
-        self.critics: dict[int, Critic] = {}
-        """Place of a base model in the team's -> its critic, from its first decision on."""
-        self._policies: PolicySet | None = None
+        self.critics = Critics(config, learning_rate=self.learning_rate, epochs=self.epochs)
 
     def shape(self) -> RolloutShape:
         """Also asks for the prompts after episodes that the limit on turns ended."""
@@ -84,7 +80,7 @@ class Gae(Method):
     def attach(self, env: Any, policies: PolicySet) -> None:
         """Takes the base models, whose features the critics read."""
         del env
-        self._policies = policies
+        self.critics.policies = policies
 
     def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
         """One number for each decision, by the critics as they were before the step.
@@ -94,73 +90,32 @@ class Gae(Method):
         """
         if not groups:
             return []
-        features = self._features([Unplayed(g.policy, g.prompt_ids) for g in groups])
-        values_N = self._values(len(groups), features)
+        features = self.critics.features([(group.policy, [group.prompt_ids]) for group in groups])
+        values_N = self.critics.values(len(groups), features)
         cut = [row for row, group in enumerate(groups) if group.unplayed is not None]
+        ends = [group.unplayed for group in groups if group.unplayed is not None]
         ends_N = torch.zeros_like(values_N)
         # After the first look at the decisions, so that a critic's size follows from these.
-        unplayed = self._features([g.unplayed for g in groups if g.unplayed is not None])
-        ends_N[cut] = self._values(len(cut), unplayed)
+        unplayed = self.critics.features([(u.policy, [u.prompt_ids]) for u in ends])
+        ends_N[cut] = self.critics.values(len(cut), unplayed)
         advantages_N = chained(groups, values_N, self.gamma, self.lam, ends_N)
         # Read before the critics count this step, so that `warmup` steps rest and not one less.
-        resting = max((critic.fits for critic in self.critics.values()), default=0) < self.warmup
-        for base, (rows, features_NX) in features.items():
-            # Before the advantages are standardized: the target A + V is in units of reward.
-            self.critics[base].fit(features_NX, (advantages_N + values_N)[rows])
+        resting = self.critics.fits < self.warmup
+        # Before the advantages are standardized: the target A + V is in units of reward.
+        self.critics.fit(features, advantages_N + values_N)
         if resting:
             return [0.0] * len(groups)
         if self.config.scale_rewards != "none":
             advantages_N = standardized(advantages_N)
         return [*advantages_N.tolist()]
 
-    def _values(
-        self, count: int, features: Mapping[int, tuple[list[int], torch.Tensor]]
-    ) -> torch.Tensor:
-        """V of `count` prompts, float64 `_N`, with a new critic for a base model that has none yet."""
-        values_N = torch.zeros(count, dtype=torch.float64)
-        for base, (rows, features_NX) in features.items():
-            if base not in self.critics:
-                self.critics[base] = self._new_critic(base, features_NX.shape[1])
-            values_N[rows] = self.critics[base].values(features_NX)
-        return values_N
-
-    def _features(
-        self, asked: Sequence[tuple[str, tuple[int, ...]]]
-    ) -> dict[int, tuple[list[int], torch.Tensor]]:
-        """Place of a base model -> the rows of policies on it, and what it makes of their prompts.
-
-        Args:
-            asked: policy and prompt of each row.
-        """
-        if self._policies is None:
-            raise ConfigError("method gae reads the base model; a trainer attaches it")
-        bases, rows = self._policies.bases, defaultdict[int, list[int]](list)
-        for row, (policy, _) in enumerate(asked):
-            # Partners behind an API have no hidden states here, and keep the V of 0 that `_values`
-            # begins with.
-            if policy in self._policies.names:
-                rows[bases.index(self._policies.base_of(policy))].append(row)
-        features = {}
-        for base, members in rows.items():
-            prompts = [asked[row][1] for row in members]
-            states = bases[base].features(prompts, self.config.tokens_per_batch)
-            features[base] = members, torch.stack([states[ids] for ids in prompts])
-        return features
-
-    def _new_critic(self, base: int, size: int) -> Critic:
-        seed = self.config.seed + base
-        return Critic(size, seed, learning_rate=self.learning_rate, epochs=self.epochs)
-
     def state_dict(self) -> dict[str, Any]:
         """The critics; empty before the first step."""
-        return {str(base): critic.state_dict() for base, critic in self.critics.items()}
+        return self.critics.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues with the critics of an earlier step, or without any."""
-        self.critics = {}
-        for base, learned in state.items():
-            critic = self.critics[int(base)] = self._new_critic(int(base), learned["size"])
-            critic.load_state_dict(learned)
+        self.critics.load_state_dict(state)
 
 
 class Marft(Alternate, DrMas):

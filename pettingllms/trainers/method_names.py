@@ -26,6 +26,7 @@ from pettingllms.trainers.settings import as_object
 logger = logging.getLogger(__name__)
 _FILES = {
     "look_ahead": ("look_ahead:LookAhead", "malt:Malt", "c3:C3"),
+    "q_tree": ("q_tree:QTree",),
     "grpo": ("grpo:Grpo", "dr_grpo:DrGrpo", "gspo:Gspo", "cispo:Cispo", "sapo:Sapo"),
     "dr_mas": ("dr_mas:DrMas", "decision:PerDecision", "turn:PerTurn", "agent_turn:PerAgentTurn"),
     "gigpo": ("gigpo:Gigpo",),
