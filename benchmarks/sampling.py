@@ -36,6 +36,7 @@ from benchmarks.measure import (
     tiny,
     weights,
 )
+from pettingllms.models import model_path
 from pettingllms.policies.weights import LoraWeights
 from pettingllms.samplers.base import SamplingParams
 from pettingllms.samplers.transformers import BatchGenerator
@@ -84,7 +85,9 @@ def _model(
         options.model_config = str(folder)
     policies = weights(options)
     adapted = policies.module(POLICY)
-    if not options.model:
+    if options.model:
+        policies.base = str(model_path(options.model))  # vLLM knows no names of ours
+    else:
         names = {name: name.replace(".base_layer.", ".") for name in adapted.state_dict()}
         plain = {
             new: adapted.state_dict()[old].contiguous()
