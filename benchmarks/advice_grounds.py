@@ -27,6 +27,7 @@ from benchmarks.evidence import Table, revision
 from benchmarks.options import Options
 from pettingllms.envs import make
 from pettingllms.evaluation import roles_of
+from pettingllms.evaluation.report import as_text
 from pettingllms.runs import versions
 
 RESULTS = Path(__file__).parent / "results" / "advice_grounds.json"
@@ -91,7 +92,7 @@ def table(result: Mapping[str, Any], claims: Mapping[str, Any]) -> Table:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Trains what is missing, writes."""
+    """Trains what is missing, writes, and prints the table."""
     parser = Options(__doc__)
     parser.add_argument("--only", nargs="+", choices=GROUNDS, default=GROUNDS)
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
@@ -115,6 +116,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             run["cpu_s"] = round(sum(ended[:4]) - sum(began[:4]), 1)
             print(ground, seed, json.dumps(run), flush=True)
             write(options.out, result)
+    head, rows = table(result, claims)
+    print(as_text([head, *rows]))
 
 
 if __name__ == "__main__":

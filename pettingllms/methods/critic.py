@@ -1,7 +1,7 @@
 """`Critic`: a small network that predicts from frozen features what a decision will lead to.
 
 Features are hidden states of the base model, which no policy changes: the critic costs one forward
-pass over the prompts of a step, and its state is a few thousand numbers.
+pass over the texts of a step, and its state is a few thousand numbers and what it will learn again.
 
 Shapes: `_N` decisions, `_X` feature size.
 """
