@@ -47,6 +47,20 @@ def new_trainer(model: Path, config: ATGRPOConfig = CONFIG) -> ATGRPO:
     return ATGRPO(config, letters_env.env(max_turns=2), policies)
 
 
+def with_a_resumed_twin(model: Path, config: ATGRPOConfig, run: Path) -> tuple[ATGRPO, ATGRPO]:
+    """Two trainers after six steps, of which the second resumed from the first one's third."""
+    trainer, twin = new_trainer(model, config), new_trainer(model, config)
+    with new_folder(run) as folder:
+        for _ in range(3):
+            trainer.train_step()
+        checkpoints.save(folder, trainer)
+        checkpoints.resume(folder, twin)
+    for each in (trainer, twin):
+        for _ in range(3):
+            each.train_step()
+    return trainer, twin
+
+
 def weights(trainer: ATGRPO) -> dict[str, torch.Tensor]:
     policies = trainer.policies
     return {

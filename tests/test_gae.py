@@ -14,7 +14,6 @@ from pettingllms.errors import NonFiniteError
 from pettingllms.methods.critic import Critic
 from pettingllms.methods.marft import chained, standardized
 from pettingllms.rollout.trajectory import Trajectory
-from pettingllms.runs import checkpoints
 from pettingllms.session import plan_run
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig, resolve
@@ -22,7 +21,7 @@ from pettingllms.trainers.method import Method
 from pettingllms.types import Task, Unplayed
 from tests import letters_env
 from tests.test_checkpoints import CONFIG as SMALL
-from tests.test_checkpoints import assert_same, new_folder, new_trainer, weights
+from tests.test_checkpoints import assert_same, new_trainer, weights, with_a_resumed_twin
 from tests.test_estimators_golden import cases, decision, played
 from tests.tiny_lm import save_tiny
 
@@ -168,15 +167,7 @@ def test_features_are_those_of_the_base_whatever_else_is_in_the_batch(model: Pat
 def test_a_resumed_critic_and_team_are_those_of_the_uninterrupted_run(
     model: Path, tmp_path: Path
 ) -> None:
-    trainer, twin = new_trainer(model, CONFIG), new_trainer(model, CONFIG)
-    with new_folder(tmp_path / "run") as folder:
-        for _ in range(3):
-            trainer.train_step()
-        checkpoints.save(folder, trainer)
-        checkpoints.resume(folder, twin)
-    for each in (trainer, twin):
-        for _ in range(3):
-            each.train_step()
+    trainer, twin = with_a_resumed_twin(model, CONFIG, tmp_path / "run")
     assert_same(weights(twin), weights(trainer))
     states = [each.method.state_dict()["0"] for each in (trainer, twin)]
     assert states[0]["fits"] == states[1]["fits"] == 6

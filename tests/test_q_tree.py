@@ -14,11 +14,10 @@ from benchmarks.late_outcome import ROLES, Relay
 from pettingllms.errors import GroupError
 from pettingllms.methods.q_tree import followed
 from pettingllms.policies.loading import load_policies
-from pettingllms.runs import checkpoints
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.types import Group
 from tests.test_checkpoints import CONFIG as SMALL
-from tests.test_checkpoints import assert_same, new_folder, new_trainer, weights
+from tests.test_checkpoints import assert_same, weights, with_a_resumed_twin
 from tests.test_estimators_golden import cases, decision, made, played
 from tests.tiny_lm import save_tiny
 
@@ -113,15 +112,7 @@ def test_agents_that_are_paid_at_the_end_learn_from_the_second_step_on(tmp_path:
 
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
     model = save_tiny(tmp_path / "model")
-    trainer, twin = new_trainer(model, CONFIG), new_trainer(model, CONFIG)
-    with new_folder(tmp_path / "run") as folder:
-        for _ in range(3):
-            trainer.train_step()
-        checkpoints.save(folder, trainer)
-        checkpoints.resume(folder, twin)
-    for each in (trainer, twin):
-        for _ in range(3):
-            each.train_step()
+    trainer, twin = with_a_resumed_twin(model, CONFIG, tmp_path / "run")
     assert_same(weights(twin), weights(trainer))
     ours, theirs = (each.method.state_dict() for each in (trainer, twin))
     assert ours.keys() == theirs.keys()
