@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import pettingllms
+from pettingllms import cli
 from pettingllms.cli import data, envs, evaluate, guard, sandbox, serve, train, view
 from pettingllms.cli.options import OptionParser, fields_of
 from pettingllms.evaluation.config import EvalConfig
@@ -267,14 +268,30 @@ def test_a_misspelled_option_is_said_without_importing_what_takes_seconds() -> N
     assert done.stderr.count("did you mean '--help'") == 3
 
 
-@pytest.mark.parametrize("chosen", [None, "ACTIVE"])
-def test_threads_of_commands_sleep_while_they_wait_unless_the_user_says_otherwise(
-    chosen: str | None,
-) -> None:
-    code = "import os, sys, pettingllms.cli as _; print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
+def wait_policy(chosen: str | None) -> list[str]:
+    """The policy in the environment of a command, and whether torch has been imported before it was set."""
+    code = "import os, sys, pettingllms.cli as _; print(os.environ.get('OMP_WAIT_POLICY'), 'torch' in sys.modules)"
     kept = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
     env = kept | ({"OMP_WAIT_POLICY": chosen} if chosen else {})
     done = subprocess.run(
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
     )
-    assert done.stdout.split() == [chosen or "PASSIVE", "False"], "torch reads it when imported"
+    return done.stdout.split()
+
+
+def test_threads_of_commands_sleep_while_they_wait_beside_other_programs() -> None:
+    others = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        for _ in range(os.cpu_count() or 1)
+    ]
+    try:
+        assert wait_policy(None) == ["PASSIVE", "False"], "torch reads it when imported"
+        assert wait_policy("ACTIVE") == ["ACTIVE", "False"], "the user's choice stays"
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+def test_threads_of_commands_may_spin_where_few_cores_are_busy() -> None:
+    assert not cli.busy(cores=10_000)

@@ -76,6 +76,8 @@ def connected(
         require_vllm()
     if address is None:
         os.environ.setdefault(BESIDE, "0")  # Ray's own processes read it, too
+        # Of the processes that are started, which share this machine's cores; this one has imported torch.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     ray = require_ray()
     if ray.is_initialized():
         with watched(ray):
