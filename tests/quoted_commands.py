@@ -42,9 +42,9 @@ def spent() -> float:
 def run(module: str, *words: str) -> str:
     """Returns why a command failed; empty where it did not."""
     sys.argv = [module, *words]
-    found = find_spec(module)
-    assert found is not None
-    place = f"{module}.__main__" if found.submodule_search_locations else module
+    spec = find_spec(module)
+    assert spec is not None
+    place = f"{module}.__main__" if spec.submodule_search_locations else module
     signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
     try:
         with redirect_stdout(sys.stderr):

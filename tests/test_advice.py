@@ -67,8 +67,8 @@ def sums_of(gradients_RTD, tokens=(3, 1)):
         ]
         # What `RoleGradients` hands over: parts of a mean over all tokens.
         shared = {
-            role: part * count / sum(tokens)
-            for role, part, count in zip(sums.roles, parts, tokens, strict=True)
+            role: gradient * count / sum(tokens)
+            for role, gradient, count in zip(sums.roles, parts, tokens, strict=True)
         }
         sums.add(shared, samples)
     return sums
@@ -88,9 +88,9 @@ def test_the_surplus_is_that_of_the_formula_written_out():
         root_all = (share[0] * g[0] + share[1] * g[1]).square().mean(0).sqrt()
         gains = []
         for i in range(2):
-            own = max(float((p[i][i] / root[i]).sum()), 0)
+            alone = max(float((p[i][i] / root[i]).sum()), 0)
             mixed = max(float(sum(share[j] * (p[i][j] / root_all).sum() for j in range(2))), 0)
-            gains.append((own - mixed) / (own + mixed) if own + mixed else 0.0)
+            gains.append((alone - mixed) / (alone + mixed) if alone + mixed else 0.0)
         cosine = float(p[0][1].sum() / (p[0][0].sum() * p[1][1].sum()).sqrt())
         return sum(gains) / 2, cosine
 
@@ -146,9 +146,9 @@ def test_a_role_that_had_nothing_to_learn_from_is_no_evidence_for_a_shared_polic
 
 @pytest.mark.parametrize("loud", [0, BLOCKS - 1, BLOCKS])
 def test_advice_waits_until_enough_steps_had_something_to_learn_from(loud):
-    said: list[str] = []
+    lines: list[str] = []
     files: list[str] = []
-    advice = Advice(said.append, lambda name, text: files.append(name), "advice.json")
+    advice = Advice(lines.append, lambda name, text: files.append(name), "advice.json")
     advice.sums = Sums(("a", "b"))
     trainer: Any = SimpleNamespace(config=ATGRPOConfig(max_steps=20), step=0, tokens=0)
     for step in range(1, 21):
@@ -158,9 +158,9 @@ def test_advice_waits_until_enough_steps_had_something_to_learn_from(loud):
             samples = [Sample((1,), (5,), (0.0,), 1.0, role=role) for role in "ab"]
             advice.on_gradients(trainer, "shared", gradients, samples)
         advice.on_step(trainer, {})
-        assert bool(said) == (step == 20)
+        assert bool(lines) == (step == 20)
     assert files == (["advice.json"] if loud == BLOCKS else [])
-    assert loud == BLOCKS or f"Advice: {loud} steps had" in said[0]
+    assert loud == BLOCKS or f"Advice: {loud} steps had" in lines[0]
 
 
 class Gradients(Callback):
@@ -190,21 +190,21 @@ def test_the_roles_gradients_are_those_of_their_own_samples_and_add_up(model, to
     ]
     batch = PolicyBatch.of(samples)
 
-    def gradient(own):
+    def gradient(taken):
         trainer.optimizers["both"].zero_grad(set_to_none=True)
-        part = dataclasses.replace(batch, samples=tuple(own))
-        trainer._backward("both", part, LossMeter("both"))
+        subset = dataclasses.replace(batch, samples=tuple(taken))
+        trainer._backward("both", subset, LossMeter("both"))
         grads = [p.grad for p in policies.parameters("both")]
         return torch.cat([g.flatten() for g in grads if g is not None])
 
     expected = {r: gradient([s for s in samples if s.role == r]) for r in roles}
     whole = gradient(samples)
     trainer.update({"both": batch})
-    [(found, seen)] = watch.seen
+    [(gradients, seen)] = watch.seen
     assert seen == batch.samples
     for role, vector in expected.items():
-        torch.testing.assert_close(found[role], vector, atol=1e-6, rtol=1e-4)
-    torch.testing.assert_close(sum(found.values()), whole, atol=1e-6, rtol=1e-4)
+        torch.testing.assert_close(gradients[role], vector, atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(sum(gradients.values()), whole, atol=1e-6, rtol=1e-4)
     watch.wants_gradients = False
     trainer.update({"both": batch})
     assert len(watch.seen) == 1

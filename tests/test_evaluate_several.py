@@ -30,8 +30,8 @@ QUIZ, LETTERS = "tests.quiz_env:env", "tests.letters_env:env"
 
 
 def results(out: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((out / "results.json").read_text())
-    return found
+    content: dict[str, Any] = json.loads((out / "results.json").read_text())
+    return content
 
 
 # ------------------------------------------------------------------------ several environments
@@ -130,11 +130,11 @@ def test_success_with_its_interval_stands_at_the_top_of_the_results(
     words: list[str], tmp_path: Path
 ) -> None:
     assert main([*words, "--env", QUIZ, "--out", str(tmp_path)]) == 0
-    found = results(tmp_path)
-    assert next(iter(found)) == "success"
-    row = found["results"]["base"][0]
+    content = results(tmp_path)
+    assert next(iter(content)) == "success"
+    row = content["results"]["base"][0]
     ends = {"mean": "", "low": "/low", "high": "/high"}
-    assert found["success"] == {end: row[f"eval/success{suffix}"] for end, suffix in ends.items()}
+    assert content["success"] == {end: row[f"eval/success{suffix}"] for end, suffix in ends.items()}
 
 
 # ------------------------------------------------------------------------------------ SIGTERM

@@ -67,9 +67,9 @@ MIXED: dict[str, tuple[str, dict[str, Any]]] = {
 PROMPTS = [(5, 6, 7), (9,), tuple(range(100, 150)), tuple(range(60, 72))]
 
 
-def made(kind: str, changes: dict[str, Any]) -> Any:
+def made(config_name: str, changes: dict[str, Any]) -> Any:
     torch.manual_seed(0)
-    config = getattr(transformers, kind)(**{**SIZES, **changes})
+    config = getattr(transformers, config_name)(**{**SIZES, **changes})
     model = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -82,11 +82,11 @@ def made(kind: str, changes: dict[str, Any]) -> Any:
 def test_rows_that_come_and_go_have_the_log_probabilities_of_whole_texts(family):
     model = made(*MIXED[family])
     batch = ContinuousBatch(lambda: model, (), 0)
-    found: dict[Any, list[Any]] = {}
+    tokens_by_key: dict[Any, list[Any]] = {}
 
     def heard(tokens):
         for token in tokens:
-            found.setdefault(token.key, []).append(token)
+            tokens_by_key.setdefault(token.key, []).append(token)
 
     def rows(place, n):
         return rows_of(PROMPTS[place], n, SamplingParams(20), place, key=lambda k: (place, k))
@@ -103,11 +103,11 @@ def test_rows_that_come_and_go_have_the_log_probabilities_of_whole_texts(family)
         heard(batch.step())
     heard(batch.add(rows(0, 1)).drawn)  # once all have left, it begins anew
     heard(batch.step())
-    lengths = {key: len(tokens) for key, tokens in found.items()}
+    lengths = {key: len(tokens) for key, tokens in tokens_by_key.items()}
     assert lengths.pop((0, 0)) == 5 + 1 + 2
     assert lengths.pop((2, 1)) == 2
     assert set(lengths.values()) == {20}
-    for (place, _), tokens in found.items():
+    for (place, _), tokens in tokens_by_key.items():
         ids = [token.id for token in tokens][:18]
         whole = torch.tensor([[*PROMPTS[place], *ids]])
         if (place, len(tokens)) == (0, 8):

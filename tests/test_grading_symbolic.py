@@ -28,8 +28,8 @@ SLOW = [
 
 def ask(gold, answer):
     """The verdict of SymPy without what it cost."""
-    found = symbolic.symbolic_equal(gold, answer, 6)
-    return Grade(found.equal, found.by, found.note)
+    checked = symbolic.symbolic_equal(gold, answer, 6)
+    return Grade(checked.equal, checked.by, checked.note)
 
 
 @pytest.fixture
@@ -88,17 +88,17 @@ def test_a_question_that_is_interrupted_leaves_no_reply_for_the_next(fresh):
 
 
 def test_many_threads_get_their_own_verdicts(fresh):
-    found = {}
+    verdicts = {}
 
     def judge(n):
-        found[n] = ask(f"x+{n}", f"{n if n % 2 else n + 1}+x")[0]
+        verdicts[n] = ask(f"x+{n}", f"{n if n % 2 else n + 1}+x")[0]
 
     threads = [threading.Thread(target=judge, args=(n,)) for n in range(20)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == {n: bool(n % 2) for n in range(20)}
+    assert verdicts == {n: bool(n % 2) for n in range(20)}
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

@@ -41,7 +41,7 @@ def game(**facts):
 
 @pytest.mark.parametrize("need", list(NEEDS))
 def test_methods_that_need_what_is_lacking_are_refused_before_a_model_is_loaded(need):
-    facts, said = LACKS[need]
+    facts, message = LACKS[need]
     refused, named = set(), ""
     names = [name for name in METHODS.own if name not in PARTS]
     for name in names:
@@ -52,7 +52,7 @@ def test_methods_that_need_what_is_lacking_are_refused_before_a_model_is_loaded(
             plan_run(config, env=game(**facts))
         except ConfigError as error:
             # Others are refused for their team, such as a game with one policy.
-            if re.search(said, str(error)):
+            if re.search(message, str(error)):
                 refused.add(name)
                 named = str(error)
     assert refused == {n for n in names if need in METHODS.load(n).needs}

@@ -32,14 +32,16 @@ def test_shuffled_words_belong_to_the_prompt_of_another_task():
         Request(policy, script.prompt_ids(policy, task), 0)
         for task, policy in (("a", "tool"), ("b", "tool"), ("c", "planner"), ("d", "tool"))
     ]
-    found = shuffled.sample(requests, 1, max_new_tokens=50)
-    assert [each.text for (each,) in found] == [
+    completions = shuffled.sample(requests, 1, max_new_tokens=50)
+    assert [completion.text for (completion,) in completions] == [
         "tool to b",
         "tool to d",
         "planner to c",
         "tool to a",
     ]
-    assert [each.prompt_ids for (each,) in found] == [request.prompt_ids for request in requests]
+    assert [completion.prompt_ids for (completion,) in completions] == [
+        request.prompt_ids for request in requests
+    ]
     assert shuffled.policy_for("tool") == "tool"
 
 
@@ -74,11 +76,11 @@ def test_another_base_is_trained_with_the_settings_of_the_base_of_parts(name):
     words = words_of(parts.settings(name) | {"env": story.env, "model": "elsewhere"})
     config = train.parse(words).config
     assert config is not None
-    own, shipped = (
-        vars(resolve(each))
-        for each in (config, ATGRPOConfig(env=story.env, model="embedded:parts"))
+    settings, shipped = (
+        vars(resolve(unresolved))
+        for unresolved in (config, ATGRPOConfig(env=story.env, model="embedded:parts"))
     )
-    assert {key for key in own if own[key] != shipped[key]} == {"model", *story.own}
+    assert {key for key in settings if settings[key] != shipped[key]} == {"model", *story.own}
 
 
 def test_a_team_on_the_base_of_parts_is_trained_and_evaluated_from_its_name(tmp_path):

@@ -128,12 +128,12 @@ def test_a_class_name_means_one_thing() -> None:
 
 def test_no_file_names_somebodys_machine() -> None:
     homes = re.compile(r"/(home|Users)/\w[\w.-]*/" + "|" + re.escape(f"{ROOT}/"))
-    found = {
+    paths = {
         str(path.relative_to(ROOT)): match.group()
         for path in project_files()
         if (match := homes.search(path.read_text(errors="replace")))
     }
-    assert found == {}
+    assert paths == {}
 
 
 def test_no_large_file_but_the_model() -> None:

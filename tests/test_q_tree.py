@@ -114,7 +114,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
     model = save_tiny(tmp_path / "model")
     trainer, twin = with_a_resumed_twin(model, CONFIG, tmp_path / "run")
     assert_same(weights(twin), weights(trainer))
-    ours, theirs = (each.method.state_dict() for each in (trainer, twin))
+    ours, theirs = (learner.method.state_dict() for learner in (trainer, twin))
     assert ours.keys() == theirs.keys()
     for number, critic in ours.items():
         assert_same(critic["network"], theirs[number]["network"])

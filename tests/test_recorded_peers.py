@@ -68,8 +68,8 @@ def test_the_leader_alone_acts_and_sees_one_recorded_reply_of_each_peer(tmp_path
         shown = env.observe("judge_0")["text"]
         for _ in range(2):
             agent = live.agent_selection
-            said = {m.agent: m.said for m in env._state.messages}[agent]
-            live.step(said)
+            reply = {m.agent: m.said for m in env._state.messages}[agent]
+            live.step(reply)
         # To the character what it would be shown if the peers had just said it.
         assert shown == live.observe("judge_0")["text"]
         texts.add(shown)

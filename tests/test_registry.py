@@ -290,9 +290,9 @@ def drawn(name: str, rng: random.Random) -> TextEnv:
     legal = {**SHARED, **LEGAL[name]}
     while True:
         chosen = rng.sample(list(legal), rng.randint(1, 5))
-        given = {argument: rng.choice(legal[argument]) for argument in chosen}
+        arguments = {argument: rng.choice(legal[argument]) for argument in chosen}
         with contextlib.suppress(ConfigError):  # it may refuse them together, at once
-            return make(name, **given)
+            return make(name, **arguments)
 
 
 def pickled(env: Any) -> Any:
@@ -315,8 +315,8 @@ def test_every_seed_can_be_played_and_pickled_at_every_point_whatever_the_argume
         replies = itertools.cycle(rng.sample(REPLIES[name], len(REPLIES[name])))
         while next_agent(env) is not None:
             reply, twin = next(replies), pickled(env)
-            for each in (env, twin):
-                each.step(reply)
+            for copy in (env, twin):
+                copy.step(reply)
             assert twin.snapshot() == env.snapshot()
         pickled(env).reset(seed=1)
 

@@ -202,7 +202,7 @@ def test_memory_of_the_parent_is_not_in_the_worker():
 
 def memory(process: str) -> bytes:
     """All readable private memory of a process."""
-    found = []
+    chunks = []
     try:
         with Path(f"/proc/{process}/mem").open("rb", buffering=0) as file:
             for line in Path(f"/proc/{process}/maps").read_text().splitlines():
@@ -211,10 +211,10 @@ def memory(process: str) -> bytes:
                 if mode.startswith("rw") and end - begin < 1 << 28:
                     with contextlib.suppress(OSError):
                         file.seek(begin)
-                        found.append(file.read(end - begin) or b"")
+                        chunks.append(file.read(end - begin) or b"")
     except PermissionError:
         pytest.skip("this user may not look into other processes")
-    return b"".join(found)
+    return b"".join(chunks)
 
 
 def test_a_set_prints_the_same_on_every_worker():

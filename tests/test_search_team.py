@@ -24,11 +24,11 @@ def test_no_demonstration_has_three_look_ups_or_says_which_query_of_two_is_right
     rng, second = random.Random(0), []
     for _ in range(6000):
         prompt, reply = search.demo(rng, 0.0)
-        role, question, *found = prompt.split("\n ")
+        role, question, *passages = prompt.split("\n ")
         *relations, start = question.split(" of ")
         assert len(relations) <= 2
-        if role == "searcher" and len(relations) == 2 and len(found) == 2:
-            first = next(line for line in found if line.startswith(f"{start} {relations[1]} "))
+        if role == "searcher" and len(relations) == 2 and len(passages) == 2:
+            first = next(line for line in passages if line.startswith(f"{start} {relations[1]} "))
             second.append(reply.strip() == f"{first.split()[-1]} {relations[0]}")
     assert len(second) > 150
     # One entity of two or three, and one relation of two.

@@ -34,9 +34,9 @@ def coders():
 def client(coders):
     with (
         running(coders, KEY) as url,
-        openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0) as found,
+        openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0) as asking,
     ):
-        yield found
+        yield asking
 
 
 def said(text):
@@ -156,10 +156,10 @@ def test_a_math_team_answers_in_a_box():
     assert server.team is not None
     played = server.team.play(wanted(), lambda *news: heard.append(news), threading.Event())
     server.close()
-    assert [said.role for said in played.turns[:2]] == ["tool", "reasoner"]
+    assert [turn.role for turn in played.turns[:2]] == ["tool", "reasoner"]
     assert played.answer is not None
     assert played.answer.startswith("\\boxed{")
-    assert "".join(text for _, text in heard) == "".join(said.text for said in played.turns)
+    assert "".join(text for _, text in heard) == "".join(turn.text for turn in played.turns)
 
 
 def test_a_thought_that_the_template_opened_is_no_answer_of_the_team():
@@ -170,14 +170,14 @@ def test_a_thought_that_the_template_opened_is_no_answer_of_the_team():
     played = server.team.play(wanted(tokens=8), lambda *news: None, threading.Event())
     server.close()
     assert len(played.turns) == 2
-    assert all("thought is not closed" in str(said.parse_error) for said in played.turns)
-    assert not any("<think>" in said.text for said in played.turns), "as it was streamed"
+    assert all("thought is not closed" in str(turn.parse_error) for turn in played.turns)
+    assert not any("<think>" in turn.text for turn in played.turns), "as it was streamed"
 
 
 def test_a_team_stops_when_nobody_listens(coders):
     gone, heard = threading.Event(), []
 
-    def hear(said, piece):
+    def hear(turn, piece):
         heard.append(piece)
         if len(heard) == 3:
             gone.set()

@@ -88,8 +88,8 @@ def timeless(run: Path) -> list[dict[str, Any]]:
 def test_a_run_leaves_everything_that_it_promises(whole: Summary) -> None:
     assert whole.finished
     assert whole.step == STEPS
-    found = {path.name for path in whole.folder.iterdir()}
-    assert found >= {
+    names = {path.name for path in whole.folder.iterdir()}
+    assert names >= {
         "config.yaml",
         "run.json",
         "metrics.jsonl",
@@ -125,9 +125,9 @@ def test_what_was_shown_is_kept_and_a_run_prints_one_line(whole: Summary) -> Non
     shown = (whole.folder / "console.log").read_text()
     assert f"starting; run folder {whole.folder}" in shown
     assert f"step {STEPS}/{STEPS}  success: mean " in shown
-    said = f"step {STEPS} of training, share of tasks: success "
-    assert said in shown
-    assert said in (whole.folder / "summary.md").read_text()
+    line = f"step {STEPS} of training, share of tasks: success "
+    assert line in shown
+    assert line in (whole.folder / "summary.md").read_text()
     text = repr(whole)
     assert text.startswith(f"Summary({str(whole.folder)!r}, finished after step {STEPS}, success ")
     assert len(text.splitlines()) == len(repr(whole.after[0]).splitlines()) == 1
@@ -180,12 +180,12 @@ def test_a_run_reads_its_data_set_once_a_split(
 ) -> None:
     monkeypatch.setattr(rows_env, "READ", [])
     few = {"max_steps": 1, "eval_steps": 1, "eval_tasks": 1, "max_completion_length": 2}
-    given = json.dumps({"dataset": "rows", "max_turns": 1})
+    arguments = json.dumps({"dataset": "rows", "max_turns": 1})
     train(
         settings(
             model,
             env="tests.rows_env:env",
-            env_args=given,
+            env_args=arguments,
             output_dir=str(tmp_path / "run"),
             **few,
         )
@@ -396,8 +396,8 @@ def test_adapters_to_start_from_are_used_and_a_missing_one_is_named(
     whole: Summary, model: Path, tmp_path: Path
 ) -> None:
     config = settings(model, adapters=str(whole.folder), max_steps=1, eval_steps=0)
-    found = train(dataclasses.replace(config, output_dir=str(tmp_path / "run")))
-    assert found.before == whole.after
+    summary = train(dataclasses.replace(config, output_dir=str(tmp_path / "run")))
+    assert summary.before == whole.after
     with pytest.raises(ConfigError, match=r"no adapter for the policy 'a'.*reader, writer"):
         train(
             dataclasses.replace(

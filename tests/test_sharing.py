@@ -100,9 +100,9 @@ def command(hub: Hub, home: Path, *words: str, token: str | None = TOKEN) -> Any
 def test_a_folder_has_the_adapters_and_a_card_of_what_was_measured(run, tmp_path):
     where = share(run, str(tmp_path / "mine"))
     assert where == str(tmp_path / "mine")
-    found = {p.relative_to(where).as_posix() for p in Path(where).rglob("*") if p.is_file()}
+    files = {p.relative_to(where).as_posix() for p in Path(where).rglob("*") if p.is_file()}
     adapters = {f"{r}/adapter_{f}" for r in ROLES for f in ("config.json", "model.safetensors")}
-    assert found == {"README.md", "curves.png", "team.json", *adapters}
+    assert files == {"README.md", "curves.png", "team.json", *adapters}
     for role in ROLES:
         same = [
             folder / role / "adapter_model.safetensors"
@@ -182,16 +182,16 @@ def test_data_of_another_person_names_no_path_and_no_code(tmp_path):
     }
     team = {"format": 1, "settings": settings, "policies": {"answerer": "a"}, "prompts": {}}
     (tmp_path / "team.json").write_text(json.dumps(team))
-    found = team_of(tmp_path, None)
-    assert found is not None
-    assert found.env_args == {"max_turns": 2, "topology": "star"}
-    assert (found.policies, found.sandbox) == ("answerer=a", ATGRPOConfig.sandbox)
+    published = team_of(tmp_path, None)
+    assert published is not None
+    assert published.env_args == {"max_turns": 2, "topology": "star"}
+    assert (published.policies, published.sandbox) == ("answerer=a", ATGRPOConfig.sandbox)
     template = {"enable_thinking": False, "template": "{{ 1 }}"}
     team["settings"] = settings | {"chat_template_kwargs": template}
     (tmp_path / "team.json").write_text(json.dumps(team))
-    found = team_of(tmp_path, None)
-    assert found is not None
-    assert found.chat_template_kwargs == {"enable_thinking": False}
+    published = team_of(tmp_path, None)
+    assert published is not None
+    assert published.chat_template_kwargs == {"enable_thinking": False}
     team["settings"] = settings
     settings["model"] = "../secret"
     for damaged in (json.dumps(team), "[" * 100_000):
