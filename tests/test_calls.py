@@ -204,9 +204,9 @@ def test_workers_have_the_advantage_of_their_planners_episode() -> None:
     ]
     credited = method.credit(played)
     groups = in_order(credited)
-    assert [round(trajectory.groups[0].episode_return, 6) for trajectory in credited] == case[
-        "inputs"
-    ]["planner returns"]
+    assert [round(t.groups[0].episode_return, 6) for t in credited] == case["inputs"][
+        "planner returns"
+    ]
     values = method.advantages(groups)
     for n, planner in enumerate(case["expected"]["planner"]):
         of_episode = [v for g, v in zip(groups, values, strict=True) if g.key.episode == n]

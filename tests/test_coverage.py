@@ -22,8 +22,8 @@ GOLDEN = Path(__file__).parent / "golden"
 
 def case(name: str) -> dict[str, Any]:
     table = json.loads((GOLDEN / "coverage.json").read_text())
-    (row,) = [case for case in table["cases"] if case["name"].startswith(name)]
-    return row
+    (entry,) = [case for case in table["cases"] if case["name"].startswith(name)]
+    return entry
 
 
 def played(task: int, verdicts: Sequence[bool | None]) -> list[Trajectory]:

@@ -141,10 +141,8 @@ def test_an_environment_of_another_package_names_situations_in_its_infos() -> No
             super().reset(seed, options)
             self.infos["writer_0"]["situation"] = 7
 
-    trajectories = play("a", env=Foreign(max_turns=1))
-    assert [g.chosen.info["situation"] for trajectory in trajectories for g in trajectory.groups][
-        :2
-    ] == ["7", None]
+    games = play("a", env=Foreign(max_turns=1))
+    assert [g.chosen.info["situation"] for game in games for g in game.groups][:2] == ["7", None]
 
 
 def test_a_vote_plays_the_most_frequent_reply_and_of_equals_the_first_members() -> None:

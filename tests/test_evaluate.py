@@ -350,9 +350,7 @@ def test_the_gain_of_a_training_is_paired_by_task_and_corrected_for_both_ways_of
         [found(n, greedy) for n, greedy in zip(counts, (False, True), strict=True)]
         for counts in ((0, 4), (9, 8))
     )
-    after = [
-        Evaluation.from_row(evaluation.row()) for evaluation in after
-    ]  # as a resumed run reads them
+    after = [Evaluation.from_row(result.row()) for result in after]  # as a resumed run reads them
     head, sampled, greedy = training_table({"before": before, "after": after})
     assert head[-1] == "difference"
     assert sampled[-1] == "+1.00 [+0.40, +1.00] *"

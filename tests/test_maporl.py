@@ -108,19 +108,10 @@ def test_the_worth_of_an_answer_is_compared_and_not_the_return_of_its_episode() 
     groups = [
         group for trajectory in transform(gamma=0.0).credit(played) for group in trajectory.groups
     ]
-    advantages = torch.tensor(estimator.advantages(groups)).tolist()
+    gains = torch.tensor(estimator.advantages(groups)).tolist()
     # The episodes earned the same, the answers did not.
-    assert [value > 0 for value in advantages] == [
-        False,
-        True,
-        False,
-        True,
-        True,
-        False,
-        True,
-        False,
-    ]
-    assert min(abs(value) for value in advantages) > 0.7
+    assert [value > 0 for value in gains] == [False, True, False, True, True, False, True, False]
+    assert min(abs(value) for value in gains) > 0.7
 
 
 def test_an_environment_that_does_not_judge_answers_is_refused_before_anything_is_loaded() -> None:

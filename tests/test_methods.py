@@ -189,7 +189,7 @@ def an_episode(*rewards):
     ],
 )
 def test_an_outcome_is_late_where_only_last_decisions_earn(episodes, late):
-    assert outcome_is_late([an_episode(*arguments) for arguments in episodes]) is late
+    assert outcome_is_late([an_episode(*rewards) for rewards in episodes]) is late
 
 
 class Heard(Silent):

@@ -127,8 +127,8 @@ def test_signals_reach_nobody_else(
     FILTERS.clear()
     arguments = [target, 0, 0]
     arguments[signal_at] = signal
-    permitted = seccomp.TRAP if signal == 9 else seccomp.ALLOW
-    expected = permitted if target == pid else EPERM
+    to_itself = seccomp.TRAP if signal == 9 else seccomp.ALLOW
+    expected = to_itself if target == pid else EPERM
     assert verdict(machine, number, *arguments, pid=pid) == expected
 
 

@@ -386,9 +386,7 @@ def test_hostile_text_takes_milliseconds(name):
 
 
 def test_the_example_in_the_prompt_solves_no_puzzle():
-    examples = [
-        example.split(", where")[0] for example in sudoku_v0.raw_env.rules.split("#### ")[1:]
-    ]
+    examples = [rule.split(", where")[0] for rule in sudoku_v0.raw_env.rules.split("#### ")[1:]]
     assert len(examples) == 2
     for size in BOXES:
         prompt = make(size=size).observe("tool_0")["text"]

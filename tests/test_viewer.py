@@ -75,7 +75,7 @@ def test_the_page_gets_everything_but_token_ids() -> None:
     assert {**kept, "decisions": 0} == {**row, "decisions": 0}
     decision, written = kept["decisions"][0], row["decisions"][0]
     assert decision["prompt_tokens"] == len(written["prompt_ids"])
-    assert [sample["tokens"] for sample in decision["candidates"]] == [1, 2]
+    assert [reply["tokens"] for reply in decision["candidates"]] == [1, 2]
     assert "token_ids" not in encoded(kept).decode()
     assert decision["candidates"][1]["logprob"] == -1.0
 
@@ -122,7 +122,7 @@ def test_every_number_of_the_page_is_in_its_answers(tmp_path: Path) -> None:
     candidates = first["candidates"]
     assert candidates[1]["advantage_mean"] == 0.5
     assert candidates[1]["logprob_per_token"] == -0.5
-    assert [sample["alpha"] for sample in candidates] == [2.0, 2.0, 2.0, 2.0]
+    assert [reply["alpha"] for reply in candidates] == [2.0, 2.0, 2.0, 2.0]
     assert library.episode(source, 2)["compared"]["flat"]
     assert library.metrics(source, 0)["rows"][0]["time_share/sample"] == 0.75
     [label] = library.labels(source)["labels"]
