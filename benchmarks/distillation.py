@@ -104,7 +104,9 @@ def measured(cell: Cell) -> dict[str, Any]:
         before = reading.cpu_seconds()
         _, metrics = trainer.train_step()
         trained_s += reading.cpu_seconds() - before
-        losses.append(round(fmean(v for k, v in metrics.items() if k.endswith("/loss")), 4))
+        # A policy without a group that has a signal has no loss.
+        of_policies = [value for key, value in metrics.items() if key.endswith("/loss")]
+        losses.append(round(fmean(of_policies or [0.0]), 4))
         print(trainer.step, losses[-1], f"{reading.cpu_seconds() - started:.0f} s", flush=True)
         if trainer.step in (READ_AT, STEPS) and not (cell.arm == TEACHER and trainer.step < STEPS):
             solved[str(trainer.step)] = reading.played(played, trainer, everyone, split, count)
