@@ -49,8 +49,8 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
     SHARED: {"policies": "shared", "lora_r": 32, "lora_alpha": 64},
 }
 """Students by arm; a shared policy has as many weights as two adapters."""
-STUDENTS: Mapping[str, Any] = {"method": "distill", "num_generations": 1, "tasks_per_step": 32}
-"""As many completions in a step as the teacher had, of more prompts."""
+STUDENTS: Mapping[str, Any] = {"method": "distill", "branch": "sample"}
+"""As many prompts and completions in a step as the teacher had."""
 
 
 class Cell(NamedTuple):
@@ -77,7 +77,11 @@ def trainer_of(cell: Cell) -> ATGRPO:
     env = reading.environment(reading.Cell(cell.task, AT_GRPO, cell.rate, cell.seed), "train")
     changes: dict[str, Any] = {"learning_rate": cell.rate, "seed": cell.seed}
     if cell.arm != TEACHER:
-        changes |= {**ARMS[cell.arm], **STUDENTS, "method_args": {"teacher": str(cell.teacher)}}
+        changes |= {
+            **ARMS[cell.arm],
+            **STUDENTS,
+            "method_args": {"teacher": str(cell.teacher), "shape": "tree"},
+        }
     config = resolve(ATGRPOConfig(env="read", **(dict(SETTINGS) | changes)), env)
     policies = load_policies(
         model_path(reading.MODEL),

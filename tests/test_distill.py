@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from pettingllms.errors import ConfigError
 from pettingllms.policies.loading import load_policies
 from pettingllms.rollout.trajectory import Trajectory
+from pettingllms.session import plan_run
 from pettingllms.trainers.at_grpo import ATGRPO
 from tests import letters_env
 from tests.test_checkpoints import CONFIG as SMALL
@@ -58,7 +59,7 @@ def divergence(trajectories: list[Trajectory], role: str) -> float:
         for group in trajectory.groups
         if group.key.role == role
         for candidate in group.candidates
-        for value in candidate.advantage or ()
+        for value in cast("tuple[float, ...]", candidate.advantage)
     ]
     return -sum(values) / len(values)
 
@@ -91,7 +92,12 @@ def test_a_token_is_worth_what_the_teacher_of_its_role_says_above_the_student(
 def test_one_completion_a_prompt_suffices_and_students_come_closer(
     model: Path, teacher: Path
 ) -> None:
-    changes = {"num_generations": 1, "tasks_per_step": 16, "learning_rate": 0.01, "max_steps": 40}
+    changes: dict[str, Any] = {
+        "num_generations": 1,
+        "tasks_per_step": 16,
+        "learning_rate": 0.01,
+        "max_steps": 40,
+    }
     trainer = trainer_of(model, method_args={"teacher": str(teacher)}, **changes)
     steps = [trainer.train_step()[0] for _ in range(40)]
     for role in ROLES:
@@ -106,9 +112,7 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn(model: Path) -> None
     assert abs(divergence(trajectories, "writer")) < 1e-5
 
 
-def test_a_resumed_run_is_the_uninterrupted_one(
-    model: Path, teacher: Path, tmp_path: Path
-) -> None:
+def test_a_resumed_run_is_the_uninterrupted_one(model: Path, teacher: Path, tmp_path: Path) -> None:
     config = dataclasses.replace(
         SMALL, method="distill", model=str(model), method_args={"teacher": str(teacher)}
     )
@@ -122,6 +126,20 @@ def test_a_run_of_one_shared_policy_teaches_all_roles(model: Path, tmp_path: Pat
     trainer = trainer_of(model, method_args={"teacher": str(tmp_path)})
     trajectories, _ = trainer.train_step()
     assert abs(divergence(trajectories, "reader")) < 1e-5
+
+
+def test_the_latest_run_can_teach_and_is_found_from_elsewhere(
+    model: Path, teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "latest").symlink_to(teacher)
+    config = dataclasses.replace(
+        SMALL, method="distill", model=str(model), method_args={"teacher": "latest"}
+    )
+    kept = plan_run(config).config
+    monkeypatch.chdir("/")
+    assert kept.method_args == {"teacher": str(teacher)}
+    assert plan_run(kept).config == kept
 
 
 @pytest.mark.parametrize(
