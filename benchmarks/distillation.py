@@ -162,14 +162,12 @@ def wanted(cells: Mapping[str, Any], tasks: Sequence[str]) -> Iterator[Cell]:
 
 
 def missing(cells: Mapping[str, Any], tasks: Sequence[str]) -> list[Cell]:
-    """Cells that are not finished, and teachers whose adapters are needed and gone."""
-    due, needed = list[Cell](), set[Path]()
-    for cell in reversed([*wanted(cells, tasks)]):
-        if cell.name not in cells or (cell.arm == TEACHER and cell.teacher in needed):
-            if cell.arm != TEACHER or cell.name not in cells or not cell.teacher.is_dir():
-                due.append(cell)
-            needed.add(cell.teacher)
-    return due[::-1]
+    """Cells that are not finished, after teachers whose adapters they need and which are gone."""
+    named = list(dict.fromkeys(wanted(cells, tasks)))
+    due = [cell for cell in named if cell.name not in cells]
+    needed = {cell.teacher for cell in due if cell.arm != TEACHER}
+    known = [cell for cell in named if cell.arm == TEACHER and cell.name in cells]
+    return [c for c in known if c.teacher in needed and not c.teacher.is_dir()] + due
 
 
 def solved(results: Mapping[str, Any], task: str, arm: str, step: int) -> np.ndarray:
