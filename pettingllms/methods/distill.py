@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pettingllms.errors import ConfigError
+from pettingllms.models import model_path
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import BASE
@@ -54,21 +55,28 @@ class Distill(Method):
                 "model with --method-args.teacher_model MODEL, or both"
             )
         self._adapters = located_adapters(self.teacher) if self.teacher else None
-        self._students: PolicySet | None = None
         self._teachers: PolicySet | None = None
 
     def attach(self, env: object, policies: PolicySet) -> None:
-        """Takes the students, whose roles and vocabulary the teacher's have to fit."""
+        """Loads the teacher.
+
+        Raises:
+            ConfigError: it cannot be loaded, has no adapter for a role, or has another vocabulary.
+        """
         del env
-        self._students = policies
+        self._teachers = self._loaded(policies)
 
     def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
         """One number for each token of each candidate.
 
         Raises:
-            ConfigError: the teacher cannot be loaded, has no adapter for a role, or has another vocabulary.
+            ConfigError: no trainer has attached policies.
         """
-        teachers = self._teachers = self._teachers or self._loaded()
+        teachers = self._teachers
+        if teachers is None:
+            raise ConfigError(
+                f"method {self.config.method} needs a trainer, which attaches policies"
+            )
         asked: dict[str, dict[Sample, None]] = {}
         rows: list[tuple[str, Sample]] = []
         for group in groups:
@@ -97,13 +105,10 @@ class Distill(Method):
             for teacher, sample in rows
         ]
 
-    def _loaded(self) -> PolicySet:
-        students, config = self._students, self.config
-        if students is None:
-            raise ConfigError(f"method {config.method} compares policies; a trainer attaches them")
-        roles = students.roles_to_policies
+    def _loaded(self, students: PolicySet) -> PolicySet:
+        config, roles = self.config, students.roles_to_policies
         teachers = load_policies(
-            self.teacher_model or base_model(config),
+            model_path(self.teacher_model or base_model(config)),
             self._policies(roles),
             dtype=None if config.dtype == "auto" else config.dtype,
             device=None if config.device == "auto" else config.device,
