@@ -49,7 +49,7 @@ from pettingllms.evaluation.chunks import Sampling
 from pettingllms.evaluation.plots import curves
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import own_names, parse_policies, trained_policies
-from pettingllms.policies.sources import HUB, check_model
+from pettingllms.policies.sources import HUB, check_model, located_adapters
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.rollout.files import ADVICE
 from pettingllms.rollout.trajectory import mean_success, outcome_is_late, success_rate
@@ -267,6 +267,10 @@ def plan_run(
     """
     if env is not None:
         config = dataclasses.replace(config, env=name_of_env(env))
+    if teacher := config.method_args.get("teacher"):
+        # Absolute now: `runs/latest` will be this run itself, and a resumed one may be elsewhere.
+        arguments = {**config.method_args, "teacher": located_adapters(str(teacher))}
+        config = dataclasses.replace(config, method_args=arguments)
     settings = resolve(located(config), env)
     if settings.model is not None and named:
         check_model(settings.model, settings.revision)

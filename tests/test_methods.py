@@ -34,7 +34,8 @@ NAMES = [name for name in METHODS.own if name not in PARTS]
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_method_sets_what_its_class_says_and_can_be_trained(name):
-    config = resolve(ATGRPOConfig(method=name))
+    needed = {"distill": {"teacher_model": "embedded"}}.get(name, {})
+    config = resolve(ATGRPOConfig(method=name, method_args=needed))
     settings = METHODS.load(name).settings
     assert {field: getattr(config, field) for field in settings} == dict(settings)
     assert Method.of(config).config is config

@@ -414,6 +414,23 @@ class PolicySet:
         )
 
     @torch.no_grad()
+    def sample_logprobs(
+        self,
+        policy: str,
+        samples: Sequence[Sample],
+        tokens_per_batch: int,
+        *,
+        temperature: float = 1.0,
+    ) -> dict[Sample, torch.Tensor]:
+        """Sample -> log-probabilities of its tokens `_T`, float32 on the CPU, without gradients."""
+        logprobs: dict[Sample, torch.Tensor] = {}
+        for batch in self.microbatches(policy, samples, tokens_per_batch):
+            logp_BT, _ = self.logprobs(policy, batch, temperature=temperature)
+            for sample, logp_T in zip(batch.samples, logp_BT, strict=True):
+                logprobs[sample] = logp_T[: len(sample.token_ids)].float().cpu()
+        return logprobs
+
+    @torch.no_grad()
     def reference_logprobs(
         self, policy: str, batch: Batch, *, temperature: float = 1.0
     ) -> torch.Tensor:

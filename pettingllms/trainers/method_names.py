@@ -45,6 +45,7 @@ _FILES = {
     "matpo": ("matpo:Matpo", "root:RootReward"),
     "mhgpo": ("mhgpo:Mhgpo", "flow:Flow"),
     "cure": ("cure:Cure",),
+    "distill": ("distill:Distill",),
 }
 METHODS = Registry(
     "method",

@@ -152,17 +152,14 @@ class Verifier:
         for name, tensor in tensors.items():
             tensor.copy_(state[name])
 
-    @torch.no_grad()
     def _logprobs(self, policy: str, own: PolicyBatch) -> dict[Sample, torch.Tensor]:
         """Sample -> log-probabilities of its tokens in the trainer's forward pass."""
-        config, logprobs = self.trainer.settings[policy], dict[Sample, torch.Tensor]()
-        for batch in self.policies.microbatches(policy, own.samples, config.tokens_per_batch):
-            logp_BT, _ = self.policies.logprobs(
-                policy, batch, temperature=self.trainer.config.temperature
-            )
-            for sample, logp_T in zip(batch.samples, logp_BT, strict=True):
-                logprobs[sample] = logp_T[: len(sample.token_ids)].float().cpu()
-        return logprobs
+        return self.policies.sample_logprobs(
+            policy,
+            own.samples,
+            self.trainer.settings[policy].tokens_per_batch,
+            temperature=self.trainer.config.temperature,
+        )
 
     def _endings(self, policy: str, groups: Sequence[Group], batch: PolicyBatch) -> Proof:
         """Whether the last token of completions that ended by themselves counts in the loss."""
