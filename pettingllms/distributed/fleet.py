@@ -79,13 +79,7 @@ class Fleet:
         timeout: seconds after which a worker counts as hung in a job.
     """
 
-    def __init__(
-        self,
-        make: Callable[[], Any],
-        size: int,
-        *,
-        timeout: float,
-    ) -> None:
+    def __init__(self, make: Callable[[], Any], size: int, *, timeout: float) -> None:
         self._make, self._timeout = make, timeout
         self._free: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._broken: BaseException | None = None

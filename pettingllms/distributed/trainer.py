@@ -75,22 +75,23 @@ class RayATGRPO(ATGRPO):
         self.engines = Engines(policies, config, pools) if on_engines else None
         actor, *extra = (EngineWorker, self.engines.asking) if self.engines else (RolloutWorker,)
         worker: Any = ray.remote(**pools[WORKERS].options)(actor)
-        bases = self._bases()
+        states = super().optimizer_states()
 
         def learner(name: str) -> Ranks:
             return Ranks(Learner, pools[name], sent_spec, name, pools[name].ranks)
 
         self.learners = {
             name: JournaledActor(
-                partial(learner, name), bases[name], timeout=timeout, room=self._make_room
+                partial(learner, name),
+                self._base(name, states[name]),
+                timeout=timeout,
+                room=self._make_room,
             )
             for name in self.trained
         }
         # After the learners: workers that do not fit wait, and learners must not wait for them.
         self.fleet = Fleet(
-            lambda: worker.remote(sent_spec, *extra),
-            config.workers,
-            timeout=timeout,
+            lambda: worker.remote(sent_spec, *extra), config.workers, timeout=timeout
         )
         self._weights = self._references()
         self._former = _Former(self._weights, kept=config.max_staleness > 0)
@@ -230,10 +231,6 @@ class RayATGRPO(ATGRPO):
     def stateful(self) -> dict[str, Any]:
         """The method, and the weights of the step before."""
         return {**super().stateful, "former": self._former}
-
-    def _bases(self) -> dict[str, Any]:
-        states = super().optimizer_states()
-        return {name: self._base(name, states[name]) for name in self.trained}
 
     def _base(self, policy: str, state: Mapping[str, Any]) -> Any:
         return ray.put({"weights": as_arrays(self.policies.state(policy)), **state})
