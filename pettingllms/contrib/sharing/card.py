@@ -39,21 +39,9 @@ TAGS = (
 )
 PRIVATE = frozenset(
     {
-        "api_base",
-        "api_concurrency",
-        "api_key_file",
-        "api_timeout",
-        "device",
-        "output_dir",
-        "pools",
-        "push_to_hub",
-        "ray_address",
-        "report_to",
-        "require_isolation",
-        "sandbox",
-        "scoring_threads",
-        "worker_timeout",
-        "workers",
+        *("api_base", "api_concurrency", "api_key_file", "api_timeout", "device"),
+        *("output_dir", "pools", "push_to_hub", "ray_address", "report_to"),
+        *("require_isolation", "sandbox", "scoring_threads", "worker_timeout", "workers"),
     }
 )
 """Settings about the machine of the run, which nobody else has use for."""
@@ -92,7 +80,11 @@ def card_of(shared: SharedRun, to: str, prompts: Mapping[str, Mapping[str, str]]
     }
     policies = parse_policies(config.policies, shared.roles)
     roles = ", ".join(f"`{role}` by `{policy}`" for role, policy in policies.items())
-    folders = [f"- `{adapter.name}/`{_on(shared, adapter.name)}" for adapter in shared.adapters]
+    several = len(shared.bases) > 1
+    folders = [
+        f"- `{adapter.name}/`" + (f" on `{shared.base_of(adapter.name)}`" if several else "")
+        for adapter in shared.adapters
+    ]
     settings = public_settings(config)
     options = _options(shared)
     lines = [
@@ -129,11 +121,6 @@ def card_of(shared: SharedRun, to: str, prompts: Mapping[str, Mapping[str, str]]
         ),
     ]
     return "\n".join(lines)
-
-
-def _on(shared: SharedRun, policy: str) -> str:
-    """The words that name a policy's base model, if there are several; else none."""
-    return f" on `{shared.base_of(policy)}`" if len(shared.bases) > 1 else ""
 
 
 def base_name(config: ATGRPOConfig) -> str:
