@@ -268,7 +268,7 @@ class PolicySet:
 
     def policy_for(self, role: str) -> str:
         """The policy that plays a role, or an agent: its own, or else that of its role."""
-        return self.roles_to_policies.get(role) or policy_of(role, self.roles_to_policies)
+        return policy_of(role, self.roles_to_policies)
 
     def prompt_ids(self, role: str, text: str) -> tuple[int, ...]:
         """Renders an observation into prompt tokens, with the template of the policy that plays it.
@@ -363,17 +363,11 @@ class PolicySet:
                 [requests[place] for place in mine], n, params, early if on_completion else None
             )
             for place, candidates in zip(mine, sampled, strict=True):
-                completions[place] = self._completions(requests[place], candidates)
+                # Many are alike, and one object stands for all of them.
+                request, distinct = requests[place], dict.fromkeys(candidates)
+                alike = {tokens: self._completion(request, tokens) for tokens in distinct}
+                completions[place] = [alike[tokens] for tokens in candidates]
         return completions
-
-    def _completions(
-        self, request: Request, candidates: Sequence[SampledTokens]
-    ) -> list[Completion]:
-        # Many are alike, and one object stands for all of them.
-        alike = {
-            sampled: self._completion(request, sampled) for sampled in dict.fromkeys(candidates)
-        }
-        return [alike[sampled] for sampled in candidates]
 
     def _completion(self, request: Request, sampled: SampledTokens) -> Completion:
         chat = self.chat_for(request.policy)

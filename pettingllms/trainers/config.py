@@ -334,13 +334,8 @@ class ATGRPOConfig:
         "Schedule of transformers: cosine, linear, constant, constant_with_warmup, ...",
         # Those that need no argument of their own.
         choices=(
-            "linear",
-            "cosine",
-            "cosine_with_restarts",
-            "polynomial",
-            "constant",
-            "constant_with_warmup",
-            "inverse_sqrt",
+            *("linear", "cosine", "cosine_with_restarts", "polynomial"),
+            *("constant", "constant_with_warmup", "inverse_sqrt"),
         ),
     )
     warmup_steps: int | None = _optimization(

@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 import torch
 
-from pettingllms.policies.packing import Batch
 from pettingllms.rollout.trajectory import Trajectory, in_order
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.batch import PolicyBatch, policy_batches
@@ -169,8 +168,9 @@ class Verifier:
         ends = self.policies.chat_for(policy).end_ids
         config = self.trainer.settings[policy]
         cut = self.policies.microbatches(policy, batch.samples, config.tokens_per_batch)
-        masked = [last for micro in cut for last in _last_masks(micro)]
-        ended = [sample.token_ids[-1] in ends for micro in cut for sample in micro.samples]
+        rows = [(micro, row, s.token_ids) for micro in cut for row, s in enumerate(micro.samples)]
+        masked = [bool(micro.mask_BT[row, len(ids) - 1]) for micro, row, ids in rows]
+        ended = [ids[-1] in ends for *_, ids in rows]
         lost = sum(1 for end, counts in zip(ended, masked, strict=True) if end and not counts)
         whole = [c.completion for group in groups for c in group.candidates]
         # A completion that was not cut has to end with such a token.
@@ -266,9 +266,3 @@ def cosine(one: Sequence[torch.Tensor | None], other: Sequence[torch.Tensor | No
         for side in (one, other)
     ]
     return product / (norms[0] * norms[1]) if min(norms) > 0 else 0.0
-
-
-def _last_masks(batch: Batch) -> list[bool]:
-    """Whether the last token of each completion counts."""
-    lengths = [len(sample.token_ids) for sample in batch.samples]
-    return [bool(batch.mask_BT[row, length - 1]) for row, length in enumerate(lengths)]
