@@ -180,7 +180,8 @@ class RayATGRPO(ATGRPO):
         wait(jobs.values())
         done = {name: job.result() for name, job in jobs.items()}
         for name, (_, arrays, _) in done.items():
-            self._take_over(name, as_tensors(arrays))
+            # Not `load_state`, which would publish them.
+            self.policies.overwrite(name, as_tensors(arrays))
         logged = {key: value for metrics, _, _ in done.values() for key, value in metrics.items()}
         return logged | self._load | self._idle([seconds for *_, seconds in done.values()])
 
@@ -189,13 +190,6 @@ class RayATGRPO(ATGRPO):
         before, self._updated = self._updated, time.perf_counter()
         spent = (self._updated - before) * max(1, len(seconds))
         return {"learners/idle": max(0.0, 1.0 - sum(seconds) / spent)}
-
-    @torch.no_grad()
-    def _take_over(self, policy: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        # Not `load_state`, which would publish them.
-        parameters = self.policies.parameters(policy)
-        for parameter, tensor in zip(parameters, tensors.values(), strict=True):
-            parameter.copy_(tensor)
 
     @blamed()
     def publish(self) -> None:

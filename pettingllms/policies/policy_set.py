@@ -113,17 +113,10 @@ class Base:
         params: SamplingParams,
         on_tokens: OnTokens | None = None,
     ) -> list[list[SampledTokens]]:
-        """Completes every request `n` times.
-
-        Args:
-            requests: of its policies.
-            n: completions of each.
-            params: how they are drawn.
-            on_tokens: called with completions as they come, if the engine is `early`.
+        """Completes every request `n` times by the engine, whose errors are raised.
 
         Raises:
-            ConfigError: a request that does not fit the engine.
-            SamplerUnavailable: the engine failed, or has been closed.
+            SamplerUnavailable: it has been closed.
         """
         if self.engine is None:
             raise SamplerUnavailable("these policies have been closed; load them again to sample")
@@ -430,7 +423,6 @@ class PolicySet:
         tensors = self.base_of(policy).weights.tensors(policy)
         return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
-    @torch.no_grad()
     def load_state(
         self, policy: str, state: Mapping[str, torch.Tensor], *, version: int | None = None
     ) -> None:
@@ -455,9 +447,14 @@ class PolicySet:
                 f"the weights do not fit policy {policy!r}: {len(odd)} tensors differ in name or "
                 f"shape, the first is {odd[0]}; use the rank and targets they were trained with"
             )
-        for name, tensor in tensors.items():
-            tensor.copy_(state[name])
+        self.overwrite(policy, state)
         self.publish(policy, version=version)
+
+    @torch.no_grad()
+    def overwrite(self, policy: str, state: Mapping[str, torch.Tensor]) -> None:
+        """Writes tensors that fit the policy into it; they are not published."""
+        for name, tensor in self.base_of(policy).weights.tensors(policy).items():
+            tensor.copy_(state[name])
 
     def save(self, policy: str, directory: Path) -> None:
         """Writes the policy into `directory`, atomically, as PEFT or transformers would."""

@@ -55,15 +55,8 @@ CHANGEABLE = frozenset(
 """Settings that take effect in a resumed run if its config.yaml was edited. Any other is part of what
 the run is, or is restored with the optimizers."""
 UNREADABLE = (
-    OSError,
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    RuntimeError,
-    EOFError,
-    SafetensorError,
-    pickle.UnpicklingError,
+    *(OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, EOFError),
+    *(SafetensorError, pickle.UnpicklingError),
 )
 """What json, safetensors and torch raise for damaged files."""
 

@@ -108,7 +108,7 @@ class Verifier:
         used = [None if p.grad is None else p.grad.clone() for p in parameters]
         before_BT, noise = self._at_weights(policy, self._before[policy], batch)
         again = [p.grad for p in parameters]
-        self._write(policy, after)
+        self.policies.overwrite(policy, after)
         after_BT = self._logprobs(policy, batch)
         largest = max(
             float((after[name] - tensor).abs().max())
@@ -137,19 +137,13 @@ class Verifier:
         self, policy: str, state: dict[str, torch.Tensor], batch: PolicyBatch
     ) -> tuple[dict[Sample, torch.Tensor], float]:
         """Log-probabilities and gradient at these weights; how far the sampler's were from them."""
-        self._write(policy, state)
+        # Not `load_state`, which would hand the weights to the sampler.
+        self.policies.overwrite(policy, state)
         for parameter in self.policies.parameters(policy):
             parameter.grad = None
         self.trainer._backward(policy, batch, LossMeter(policy))
         logprobs = self._logprobs(policy, batch)
         return logprobs, _gap(logprobs)
-
-    @torch.no_grad()
-    def _write(self, policy: str, state: dict[str, torch.Tensor]) -> None:
-        # Not `load_state`, which would hand the weights to the sampler.
-        tensors = self.policies.base_of(policy).weights.tensors(policy)
-        for name, tensor in tensors.items():
-            tensor.copy_(state[name])
 
     @torch.no_grad()
     def _logprobs(self, policy: str, own: PolicyBatch) -> dict[Sample, torch.Tensor]:

@@ -143,14 +143,12 @@ def public_settings(config: ATGRPOConfig) -> dict[str, Any]:
         public["model"] = shipped(config.model)
     if per_policy := config.policy_settings:
         public["policy_settings"] = {
-            name: _public_own(settings) for name, settings in per_policy.items()
+            policy: {
+                name: _last(value) if name == "model" else value for name, value in own.items()
+            }
+            for policy, own in per_policy.items()
         }
     return public
-
-
-def _public_own(own: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a policy, the path of its model by its last name."""
-    return {name: _last(value) if name == "model" else value for name, value in own.items()}
 
 
 def _last(part: str) -> str:
