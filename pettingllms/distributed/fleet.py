@@ -50,11 +50,7 @@ class Closed(RuntimeError):
 
 
 LOST = (
-    RayActorError,
-    WorkerCrashedError,
-    OutOfMemoryError,
-    NodeDiedError,
-    ObjectLostError,
+    *(RayActorError, WorkerCrashedError, OutOfMemoryError, NodeDiedError, ObjectLostError),
     Hung,
 )
 """The actor, its node, or what it returned is gone, or it hangs."""

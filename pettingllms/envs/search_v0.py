@@ -257,8 +257,7 @@ class raw_env(TeamEnv):
         role = agent.removesuffix("_0")
         if self.tools and role in CALLERS:
             return self._judged(state, role, parse_tool_reply(role, text))
-        reply = parse_reply(role, text, self.prompt)
-        return self._judged(state, role, reply)
+        return self._judged(state, role, parse_reply(role, text, self.prompt))
 
     def _unread(self, state: SearchState, agent: str, reason: str) -> Outcome:
         return self._judged(state, agent.removesuffix("_0"), ParseError(reason))

@@ -174,8 +174,7 @@ class ContainerChannel:
         self.id = created["Id"]
         # Attached before the start, so that nothing is missed.
         parts = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
-        attached = api.attach_socket(self.id, params=parts)
-        mine = _own_socket(attached)
+        mine = _own_socket(api.attach_socket(self.id, params=parts))
         api.start(self.id)
         return mine
 

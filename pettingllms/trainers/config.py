@@ -440,8 +440,7 @@ class ATGRPOConfig:
         return made
 
     def __post_init__(self) -> None:
-        explicit = self.__dict__.pop(_GIVEN, frozenset())
-        self._take_method(explicit)
+        self._take_method(self.__dict__.pop(_GIVEN, frozenset()))
         # One form of a value before anything is compared.
         for field in dataclasses.fields(self):
             setattr(self, field.name, normalized(field, getattr(self, field.name)))
