@@ -123,8 +123,12 @@ def build_policies(
     adapters = check_adapters(config, roles_to_policies)
     groups = by_base(config, own_names(roles_to_policies))
     # Adapters are put into the object itself, so that no second base can be made of it.
-    if spec is not None and spec.model is not None:
-        _check_used_once(config, groups)
+    mine = [names for settings, names in groups if base_model(settings) == base_model(config)]
+    if spec is not None and spec.model is not None and len(mine) > 1:
+        raise ConfigError(
+            f"policy_settings gives {', '.join(mine[1])} another copy of the model, which is an "
+            f"object and there once; give it a model by name, or leave out {', '.join(OF_THE_BASE)}"
+        )
     # Kept, so that engines that have started are closed if a later base cannot be loaded.
     opened: list[Base] = []
     try:
@@ -173,22 +177,6 @@ def _policy_spec(config: ResolvedConfig, saved: Path | None) -> PolicySpec:
         saved,
         bool(config.gradient_checkpointing),
     )
-
-
-def _check_used_once(
-    config: ResolvedConfig, groups: Sequence[tuple[ResolvedConfig, tuple[str, ...]]]
-) -> None:
-    """Refuses policies that would load the team's model once more, where that is an object.
-
-    Raises:
-        ConfigError: names them.
-    """
-    mine = [names for settings, names in groups if base_model(settings) == base_model(config)]
-    if len(mine) > 1:
-        raise ConfigError(
-            f"policy_settings gives {', '.join(mine[1])} another copy of the model, which is an "
-            f"object and there once; give it a model by name, or leave out {', '.join(OF_THE_BASE)}"
-        )
 
 
 def partners_of(

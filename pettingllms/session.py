@@ -46,6 +46,7 @@ from pettingllms.errors import (
 )
 from pettingllms.evaluation import Evaluation, ablation, evaluate, held_out, report, seats_of
 from pettingllms.evaluation.chunks import Sampling
+from pettingllms.evaluation.compare import gains_of
 from pettingllms.evaluation.plots import curves
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import own_names, parse_policies, trained_policies
@@ -545,7 +546,8 @@ class _Session:
             self.folder.write("summary.md", f"{table}\n\n{notes}{more}")
         if roles is not None:
             self.folder.write("roles.json", json.dumps(roles.record(), indent=2) + "\n")
-        values = report.training_rows(before, after)
+        rows = {when: [evaluation.row() for evaluation in done] for when, done in columns.items()}
+        values = rows | {"differences": [gain.row() for gain in gains_of(before, after).values()]}
         self.folder.write("summary.json", json.dumps(values, indent=2) + "\n")
         title = f"{self.config.env}, {self.config.method}, seed {self.config.seed}"
         self.folder.write("curves.png", curves(self.folder.rows(METRICS), title))

@@ -177,13 +177,12 @@ def _show(options: argparse.Namespace) -> int:
         "files": "; ".join(f"{s}: {' '.join(files)}" for s, files in entry.files.items()),
         "revision": entry.revision,
         "fields": KINDS[entry.kind].schemas[entry.schema].fields,
-        "limits": ", ".join(f"{name} {value:g}" for name, value in entry.limits) or None,
+        "limits": ", ".join(f"{name} {value:g}" for name, value in entry.limits),
     }
     print(name)
     for what, text in lines.items():
-        if text is None:
-            continue
-        print(f"  {what:<9} {text}")
+        if text:
+            print(f"  {what:<9} {text}")
     return 0
 
 

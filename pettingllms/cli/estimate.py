@@ -37,7 +37,7 @@ from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig
 from pettingllms.trainers.method import Method
 from pettingllms.trainers.per_policy import by_base, own_settings
-from pettingllms.types import role_of
+from pettingllms.types import policy_of, role_of
 
 HERE, CPU = "here", "cpu"
 """In place of a GPU's name: this machine's GPU, its processor."""
@@ -175,16 +175,13 @@ def dry_run(config: ATGRPOConfig, device: str = HERE) -> str:
     gpus = [gpu_of(settings, HERE if device == CPU else device) for settings, _ in groups]
     method = Method.of(resolved)
 
-    def policy_of(agent: str) -> str:
-        return players.get(agent) or players[role_of(agent)]
-
     works = [
         Workload(
             settings,
             shape_of(*(own_settings(resolved, name) for name in names)),
             len(names),
             len(set(names) & set(trained)),
-            (turns or 1) * sum(policy_of(agent) in names for agent in agents),
+            (turns or 1) * sum(policy_of(agent, players) in names for agent in agents),
             method.tree,
             # All bases share one device: where one of them is on a GPU, all are.
             next((gpu for gpu in gpus if gpu is not None), None),

@@ -57,10 +57,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return guarded(lambda: _act(parse(words)))
 
 
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
 def parse(argv: Sequence[str]) -> EvalCommand:
     """Reads a command line.
 
@@ -103,7 +99,8 @@ def parse(argv: Sequence[str]) -> EvalCommand:
     sides = "--compare" if compare else "--combine" if namespace.combine else None
     for name in ("adapters", "fail_under", "dry_run", *["combine"] * bool(compare)):
         if sides and name in namespace.given:
-            raise ConfigError(f"{sides} names its folders itself; leave out {_option(name)}")
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{sides} names its folders itself; leave out {option}")
     values = parser.values(namespace, parser.fields)
     envs = [name.strip() for name in values.get("env", "").split(",") if name.strip()]
     if len(envs) > 1:

@@ -14,8 +14,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from pettingllms.cli.guard import guarded, listening_on
 from pettingllms.errors import ConfigError, RunFolderError
@@ -147,7 +146,7 @@ def _run(run: str, options: ServeOptions) -> int:
     if not with_vllm and vllm is not None:
         raise ConfigError("vllm: these settings are for a team that vLLM serves")
     # uvicorn handles signals only while it serves, and a model takes long to load.
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         # Before the model is loaded, which takes longer than to find out that a port is taken.
         with listening_on(options.host, options.port) as listening:
@@ -297,11 +296,6 @@ def _serve_vllm(
     finally:
         stopping.set()
         process.stop()
-
-
-def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    del number, frame
-    raise KeyboardInterrupt
 
 
 # ---------------------------------------------------------------------------------- transformers

@@ -52,14 +52,8 @@ PettingZoo's tests cannot handle the last two with text."""
 # The attributes that change during an episode: values that may be shared by copies, because they
 # are replaced and never changed in place, and containers that PettingZoo changes in place.
 _VALUES = (
-    "agent_selection",
-    "task_seed",
-    "transcript",
-    "turn",
-    "_acts",
-    "_skip_agent_selection",
-    "_state",
-    "_stream",
+    *("agent_selection", "task_seed", "transcript", "turn"),
+    *("_acts", "_skip_agent_selection", "_state", "_stream"),
 )
 _CONTAINERS = ("agents", "rewards", "terminations", "truncations", "_cumulative_rewards")
 _SET_BY_RESET = frozenset(
@@ -223,7 +217,9 @@ class TextEnv(AgentEnv):
         _refuse_taken(type(self), (RESERVED - {"_given"}) & self.__dict__.keys())
         if render_mode is not None:
             arguments.one_of("render_mode", render_mode, self.metadata["render_modes"])
-        extra = arguments.free_keys("extra_spaces", extra_spaces or {}, RESERVED_KEYS)
+        extra = extra_spaces or {}
+        if taken := sorted(RESERVED_KEYS & extra.keys()):
+            raise ConfigError(f"extra_spaces must not use the reserved keys {taken}; rename them")
         self.render_mode = render_mode
         self.split = arguments.one_of("split", split, SPLITS)
         self.alpha = arguments.finite("alpha", alpha)

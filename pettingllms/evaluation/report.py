@@ -96,13 +96,6 @@ def training_table(columns: Mapping[str, Sequence[Evaluation]], *, short: bool =
     return table
 
 
-def training_rows(before: Sequence[Evaluation], after: Sequence[Evaluation]) -> dict[str, Any]:
-    """The table as summary.json has it: the rows of both columns, and of each row its difference."""
-    rows = {"before": [e.row() for e in before], "after": [e.row() for e in after]}
-    gained = gains_of(before, after).values()
-    return rows | {"differences": [gain.row() for gain in gained]}
-
-
 def training_notes(evaluation: Evaluation, steps: Sequence[Mapping[str, Any]] = ()) -> str:
     """States what the numbers of a training table are of, and the success in these steps beside it."""
     episodes = f", {evaluation.samples} episodes of each" if evaluation.samples > 1 else ""
@@ -263,11 +256,8 @@ def _rows(names: Iterable[str], roles: Sequence[str], keys: Keys) -> Iterator[tu
             (n.removeprefix(start) for n in scores if n.startswith(start)), key=_by_number
         )
         for key in chosen:
-            several = not key[-1].isalpha()
-            chosen_names = [
-                name for name in rest if (name.startswith(key) if several else name == key)
-            ]
-            for name in chosen_names:
+            fits = str.__eq__ if key[-1].isalpha() else str.startswith
+            for name in [name for name in rest if fits(name, key)]:
                 rest.remove(name)  # a prefix matches only what has no row of its own
                 yield who, _label(name, key, labels[key]), start + name
 

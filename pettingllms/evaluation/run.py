@@ -111,6 +111,7 @@ class EvalPlan:
         """Everything that the results follow from; a folder is resumed with equal settings only."""
         config, embedded = self.config, self.config.embedded
         data = None if config.dataset in (None, *CATALOG) else Path(str(config.dataset))
+        asked = any(map(is_partner, self.roles_to_policies.values()))
         return {
             "env": config.env,
             "env_args": config.env_args,
@@ -141,15 +142,9 @@ class EvalPlan:
             },
             "teams": {team.title: team.described() for team in self.teams},
             **dataclasses.asdict(self.sampling),
-            **self._others(),
+            **({"api_args": config.api_args} if asked else {}),
+            **({"policy_settings": per_policy} if (per_policy := config.policy_settings) else {}),
         }
-
-    def _others(self) -> dict[str, Any]:
-        """Returns settings that only some teams have: of API models and of single policies."""
-        asked = any(map(is_partner, self.roles_to_policies.values()))
-        settings = {"api_args": self.config.api_args} if asked else {}
-        per_policy = self.config.policy_settings
-        return settings | ({"policy_settings": per_policy} if per_policy else {})
 
     def load(self, adapters: bool, folder: Path | None = None) -> ClosableSampler:
         """Loads the policies with their adapters, or as the base model; to be closed.

@@ -75,7 +75,8 @@ class Episode:
         self.early: dict[str, float] = {}
         self.cooperative = False
         self._overlong: Overlong | None = None
-        self._unplayed: dict[str, Unplayed] = {}
+        self.unplayed: dict[str, Unplayed] = {}
+        """Agent -> what would have come next in its chain, if that was cut."""
         self.path: tuple[int, ...] = ()
         """Depth and candidate of each decision at which it left another episode."""
         self.probe = False
@@ -154,7 +155,7 @@ class Episode:
         # In the new record the other agents have no decision yet that this could be a late reward
         # of.
         other.early = dict(branch.result.others)
-        other._unplayed = {}
+        other.unplayed = {}
         return other
 
     def without(self) -> Episode:
@@ -166,7 +167,7 @@ class Episode:
         other.blanked = (*self.blanked, self.agent or "")
         other.env, other.groups, other.early = self.env.clone(), [*self.groups], {**self.early}
         other._turns, other._latest = defaultdict(int, self._turns), {**self._latest}
-        other._unplayed, other.branching, other._copies = {}, Branching(other), []
+        other.unplayed, other.branching, other._copies = {}, Branching(other), []
         other.memories = self._memories()
         other._left_at = len(self.groups)
         self._copies.append(other)
@@ -216,10 +217,6 @@ class Episode:
             if env.truncations.get(agent, False) and not env.terminations.get(agent, False)
         }
 
-    def end_cut(self, unplayed: Mapping[str, Unplayed]) -> None:
-        """Records what would have come next in the chains that were cut."""
-        self._unplayed = dict(unplayed)
-
     def end_overlong(self, tokens: int, longest: int) -> None:
         """Ends the episode: its next prompt has `tokens` tokens, and `longest` are possible."""
         self._overlong = Overlong(self.agent or "", tokens, longest)
@@ -249,7 +246,7 @@ class Episode:
             cooperative=self.cooperative,
             overlong=self._overlong,
             came_from=came_from,
-            unplayed=self._unplayed,
+            unplayed=self.unplayed,
             without=self._ends_without(),
         )
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -29,22 +29,6 @@ if TYPE_CHECKING:
 
 # Room for so many new tokens before a buffer has to be copied for the first time.
 _SPARE = 32
-
-
-class Decoding(Protocol):
-    """Texts that grow by a token a step, one row each."""
-
-    def start(self) -> torch.Tensor:
-        """Computes the prompts, which are the first rows; logits `_RV` of what follows each."""
-
-    def step(self, token_R: torch.Tensor) -> torch.Tensor:
-        """Appends a token to every row; logits `_RV` of the next."""
-
-    def keep(self, index_R: torch.Tensor, most: int) -> None:
-        """Makes row `index_R[i]` row i: one named twice branches, one not named is dropped.
-
-        There will never be more than `most` rows again.
-        """
 
 
 class _Cache:

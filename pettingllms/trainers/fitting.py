@@ -22,7 +22,7 @@ and to lack what few have:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pettingllms.envs.base import TextEnv
@@ -142,8 +142,12 @@ def check_method(
     # Asked for the first step, because a method refuses a team only when it is asked.
     made.players(0, players, trained)
     check_policy_settings(config, own_names(players), trained)
-    if made.frozen_base:
-        _check_frozen_base(config, own_names(players))
+    for base, names in by_base(config, own_names(players)) if made.frozen_base else ():
+        if base.full and not any(own_settings(config, name).beta for name in names):
+            raise ConfigError(
+                f"method {config.method} reads the base model as it was before training, which "
+                f"full policies do not keep ({', '.join(names)}); leave out full, or give beta above 0"
+            )
 
 
 def _check_credit(config: ResolvedConfig, method: Method) -> None:
@@ -172,20 +176,6 @@ def _check_credit(config: ResolvedConfig, method: Method) -> None:
         f"method {config.method} {why}. Use a method that has these parts "
         "(pettingllms-train --help), or join the part to dr_mas"
     )
-
-
-def _check_frozen_base(config: ResolvedConfig, policies: Sequence[str]) -> None:
-    """Refuses policies beside which there is no base model to read from.
-
-    Raises:
-        ConfigError: names the method that would read it.
-    """
-    for base, names in by_base(config, policies):
-        if base.full and not any(own_settings(config, name).beta for name in names):
-            raise ConfigError(
-                f"method {config.method} reads the base model as it was before training, which "
-                f"full policies do not keep ({', '.join(names)}); leave out full, or give beta above 0"
-            )
 
 
 def _check_turns(config: ResolvedConfig, env: AnyEnv) -> None:

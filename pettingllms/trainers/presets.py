@@ -14,25 +14,6 @@ from pettingllms.models.gguf import SMOLLM2, fast_bfloat16
 if TYPE_CHECKING:
     from pettingllms.trainers.config import ATGRPOConfig
 
-EMBEDDED: dict[str, Any] = {
-    "learning_rate": 5e-3,
-    "num_generations": 8,
-    "tasks_per_step": 16,
-    "max_steps": 100,
-    "warmup_steps": 0,
-    "max_completion_length": 96,
-    "tokens_per_batch": 1024,
-    "gradient_checkpointing": False,
-    "num_iterations": 1,
-    # Not TRL's mean: the published runs of the embedded models were made with it, and three seeds could
-    # not tell the two apart.
-    "silent_groups": "drop",
-    "epsilon_high": None,
-    "eval_steps": 20,
-    "eval_tasks": 100,
-    "save_steps": 10,
-    "temperature": 1.0,
-}
 LARGE: dict[str, Any] = {
     "learning_rate": 1e-4,
     "num_generations": 8,
@@ -49,6 +30,19 @@ LARGE: dict[str, Any] = {
     "eval_tasks": 100,
     "save_steps": 10,
     "temperature": 1.0,
+}
+EMBEDDED: dict[str, Any] = LARGE | {
+    "learning_rate": 5e-3,
+    "tasks_per_step": 16,
+    "max_steps": 100,
+    "warmup_steps": 0,
+    "max_completion_length": 96,
+    "tokens_per_batch": 1024,
+    "gradient_checkpointing": False,
+    # Not TRL's mean: the published runs of the embedded models were made with it, and three seeds could
+    # not tell the two apart.
+    "silent_groups": "drop",
+    "eval_steps": 20,
 }
 SMALL: dict[str, Any] = LARGE | {
     "learning_rate": 2e-4,
