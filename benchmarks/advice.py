@@ -4,9 +4,8 @@
     python -m benchmarks.advice            everything that is missing; --minutes 4 ends earlier and keeps what it has
     python -m benchmarks.advice --dry-run  the trainings that are due
 
-Every setting (`rho`, `q`, rank of the adapters) is trained with one shared policy and with a policy for each role, on equally many
-generated tokens, with a constant learning rate that is chosen of two
-on the seed `TUNING` for each arm and rank. Success is the share of right decisions, read from
+Every setting (`rho`, `q`, rank of the adapters, `mass`) is trained with one shared policy and with a policy for each role, on equally many
+generated tokens, with a constant learning rate that is chosen of six on the seed `TUNING` for each arm and rank. Success is the share of right decisions, read from
 the policies' probabilities after a tenth and a third of the tokens and at the end. The first tenth of the shared run, and its first third, give the
 signals: G, what it predicts, the plain cosine of gradients; the race is the difference of both arms after a tenth. Writes `results/advice.json`.
 """
@@ -45,11 +44,11 @@ RESULTS = Path(__file__).parent / "results" / "advice.json"
 PICTURE = Path(__file__).parents[1] / "docs" / "advice.png"
 ROLES = ("left", "right")
 SHARED, APART = "shared", "per-role"
-RHOS, QS, RANKS = (0.0, 0.5, 1.0), (0.0, 1.0), (2, 16)
-RATES = (2e-3, 5e-3)
-TUNING, SEEDS = 100, (0, 1)
-TUNED = (0.5, 0.0)
-"""The `rho` and `q` for which rates are chosen."""
+RHOS, QS, RANKS, MASSES = (0.0, 0.5, 1.0), (0.0, 0.5, 1.0), (2, 16), (1, 3)
+RATES = (5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2)
+TUNING, SEEDS = 100, (0, 1, 2)
+TUNED = ((0.5, 0.0), (0.5, 1.0))
+"""The `rho` and `q` for which rates are chosen, with equal shares of the tokens."""
 TOKENS = 80_000
 READ_AT = {"tenth": 0.1, "third": 1 / 3, "end": 1.0}
 """Reading -> share of the tokens."""
@@ -75,14 +74,15 @@ class Setting(NamedTuple):
     rho: float
     q: float
     rank: int
+    mass: int
 
     @property
     def name(self) -> str:
         """Names it in the results."""
-        return f"rho {self.rho:g}, q {self.q:g}, rank {self.rank}"
+        return f"rho {self.rho:g}, q {self.q:g}, rank {self.rank}, mass {self.mass}"
 
 
-SETTINGS = tuple(Setting(*dials) for dials in product(RHOS, QS, RANKS))
+SETTINGS = tuple(Setting(*dials) for dials in product(RHOS, QS, RANKS, MASSES))
 
 
 class Cell(NamedTuple):
@@ -162,7 +162,7 @@ def decisions(policies: PolicySet, env: Duet) -> float:
 def train(base: Path, cell: Cell, tokens: int = TOKENS) -> dict[str, Any]:
     """Trains a cell; returns success at each reading, and for a shared policy the signals."""
     started, dials = time.process_time(), cell.setting
-    env = Duet(rho=dials.rho, q=dials.q, key=cell.seed, prompt="compact")
+    env = Duet(rho=dials.rho, q=dials.q, mass=dials.mass, key=cell.seed, prompt="compact")
     config = ATGRPOConfig(
         env="duet",
         model=str(base),
@@ -199,22 +199,31 @@ def cells(runs: Mapping[str, Any]) -> list[Cell]:
     """All trainings that are due now; those of the results follow from those of the tuning."""
     due = [
         Cell(setting, arm, rate, TUNING)
-        for setting, arm, rate in product(SETTINGS, (SHARED, APART), RATES)
-        if setting[:2] == TUNED
+        for rank, arm, rate in product(RANKS, (SHARED, APART), RATES)
+        for setting in tuning(rank)
     ]
     if any(cell.name not in runs for cell in due):
         return due
     return due + [
-        Cell(setting, arm, chosen_rate(runs, setting, arm), seed)
+        Cell(setting, arm, chosen_rate(runs, setting.rank, arm), seed)
         for seed in SEEDS
         for setting, arm in product(SETTINGS, (SHARED, APART))
     ]
 
 
-def chosen_rate(runs: Mapping[str, Any], setting: Setting, arm: str) -> float:
-    """The rate with the best success on the tuning seed: one for all `rho` and `q`, because a user knows neither."""
-    tuned = Setting(*TUNED, setting.rank)
-    return max(RATES, key=lambda rate: runs[Cell(tuned, arm, rate, TUNING).name]["success"]["end"])
+def tuning(rank: int) -> list[Setting]:
+    """The settings for which the rates of a rank are chosen."""
+    return [Setting(*dials, rank, mass=1) for dials in TUNED]
+
+
+def chosen_rate(runs: Mapping[str, Any], rank: int, arm: str) -> float:
+    """The rate with the best mean success on the tuning seed: one for all `rho`, `q`, and `mass`, because a user knows none."""
+
+    def success(rate: float) -> float:
+        cells = (Cell(setting, arm, rate, TUNING) for setting in tuning(rank))
+        return statistics.mean(runs[cell.name]["success"]["end"] for cell in cells)
+
+    return max(RATES, key=success)
 
 
 class Row(NamedTuple):
@@ -232,7 +241,7 @@ def rows(runs: Mapping[str, Any], when: str = "tenth") -> list[Row]:
     found = []
     for setting, seed in product(SETTINGS, SEEDS):
         apart, shared = (
-            runs.get(Cell(setting, arm, chosen_rate(runs, setting, arm), seed).name)
+            runs.get(Cell(setting, arm, chosen_rate(runs, setting.rank, arm), seed).name)
             for arm in (APART, SHARED)
         )
         if apart is not None and shared is not None:

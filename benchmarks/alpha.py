@@ -5,7 +5,7 @@
     python -m benchmarks.alpha --dry-run  the trainings that are due
 
 `agreement` is the correlation of the local rewards of `right` with being right. Every arm is trained on equally many generated tokens, with a
-constant learning rate that is chosen from four on the seed `TUNING`, as the best mean over the agreements `TUNED`: a user does not know
+constant learning rate that is chosen from six on the seed `TUNING`, as the best mean over the agreements `TUNED`: a user does not know
 the agreement. Success is the probability that both roles are right about a phrase, read from the policies. Writes `results/alpha.json`.
 """
 
@@ -34,7 +34,7 @@ RESULTS = Path(__file__).parent / "results" / "alpha.json"
 PICTURE = Path(__file__).parents[1] / "docs" / "alpha.png"
 AGREEMENTS = (-1.0, -0.5, 0.0, 0.5, 1.0)
 TUNED = (-0.5, 0.5)
-RATES = (1e-3, 2e-3, 5e-3, 1e-2)
+RATES = (2.5e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2)
 TUNING, SEEDS = 100, (0, 1, 2, 3, 4)
 RANK = 16
 ARMS: Mapping[str, Mapping[str, Any]] = {
