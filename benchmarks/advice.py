@@ -25,7 +25,7 @@ import matplotlib
 import torch
 from matplotlib import pyplot
 
-from benchmarks.evidence import revision
+from benchmarks.evidence import Table, revision
 from benchmarks.options import Options
 from benchmarks.priming.duet import OUT
 from pettingllms.envs.duet_v0 import DuetState, best_decisions
@@ -358,6 +358,40 @@ def left_out(by_setting: Mapping[Setting, Sequence[Row]], gains: Mapping[Setting
         "spearman": spearman(*zip(*points, strict=True)),
         "mean_error": statistics.mean(abs(guess - gain) for guess, gain in points),
     }
+
+
+def table(result: Mapping[str, Any]) -> Table:
+    """Success of a policy for each role less that of a shared one at the end, the mean of the seeds, by setting."""
+    by_setting: dict[Setting, list[float]] = {}
+    for row in rows(result["runs"]):
+        by_setting.setdefault(row.setting, []).append(row.gain["end"])
+    lines = []
+    for mass, rank in product(MASSES, RANKS):
+        cells = [by_setting[Setting(rho, q, rank, mass)] for q, rho in product(QS, RHOS)]
+        name = f"rank {rank}" + (f", {mass} phrases of `left`" if mass > 1 else "")
+        lines.append([name, *(f"{statistics.mean(gains):+.2f}" for gains in cells)])
+    return ["`rho`, `q`", *(f"{rho:g}, {q:g}" for q, rho in product(QS, RHOS))], lines
+
+
+def signals(result: Mapping[str, Any]) -> Table:
+    """What each signal of the first tenth, and of the first third, tells of the end."""
+    lines, when = [], ("tenth for end", "third for end")
+    tenth, third = (result["judged"][name] for name in when)
+    for name, judgement in tenth["signals"].items():
+        of_third = third["signals"][name]
+        rank = "" if judgement["spearman"] is None else f"{judgement['spearman']:+.2f}"
+        if judgement["interval"]:
+            rank += " [{:+.2f}, {:+.2f}]".format(*judgement["interval"])
+        numbers = (judgement["sign_right"], judgement["lost"])
+        lines.append([name, *(f"{number:.2f}" for number in numbers), rank])
+        lines[-1].append(f"{of_third['sign_right']:.2f}")
+    return [
+        "signal after a tenth",
+        "right sign",
+        "success lost",
+        "rank correlation",
+        "right sign after a third",
+    ], lines
 
 
 def draw(result: Mapping[str, Any], file: Path) -> None:
