@@ -483,7 +483,7 @@ def test_the_command_serves_a_run_and_stops_when_told_also_while_sampling(run, n
         )
         assert "no.such" in config.read_text()
     with contextlib.ExitStack() as stack:
-        served = serving(run, "--backend", "transformers", end=number, seconds=20.0)
+        served = serving(run, "--sampler", "transformers", end=number, seconds=20.0)
         base, key = stack.enter_context(served)
         assert len(key) > 20  # a random one
         with openai.OpenAI(base_url=base, api_key=key, max_retries=0) as asking:
@@ -504,13 +504,19 @@ def test_the_command_serves_a_run_and_stops_when_told_also_while_sampling(run, n
         assert b"the server is stopping" in rest
 
 
+@pytest.mark.parametrize("words", [["--backend", "vllm"], ["--backend=vllm"]])
+def test_the_old_name_of_the_sampler_is_taken_with_a_hint(words, capsys):
+    assert serve.parse(["runs/x", *words])[1].sampler == "vllm"
+    assert "--backend is called --sampler now" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [
         ([], "name the run first: pettingllms-serve runs/latest"),
         (["--port", "8000"], "name the run first"),
         (["runs/x", "--prot", "8000"], "unknown option '--prot'; did you mean '--port'"),
-        (["runs/x", "--backend", "vlm"], "backend must be one of auto, vllm, transformers"),
+        (["runs/x", "--sampler", "vlm"], "sampler must be one of auto, vllm, transformers"),
         (["runs/x", "--api-key", "k"], "unknown option '--api-key'.* give --key-file FILE"),
         (["runs/x", "--api-key=k"], "unknown option '--api-key'.* give --key-file FILE"),
         (["runs/x", "--port", "0"], "port must be from 1 to 65535, got 0"),
@@ -531,7 +537,7 @@ def test_a_folder_without_a_run_and_a_wrong_key_file_are_named(run, tmp_path, ca
 
 
 def test_a_host_that_is_not_ours_and_a_port_that_is_taken_have_different_cures(run, capsys):
-    words = [str(run), "--backend", "transformers"]
+    words = [str(run), "--sampler", "transformers"]
     for host in ("300.1.1.1", "192.0.2.7"):
         assert serve.main([*words, "--host", host]) == 2
         assert "give an address of this machine to --host" in capsys.readouterr().err
@@ -543,7 +549,7 @@ def test_a_host_that_is_not_ours_and_a_port_that_is_taken_have_different_cures(r
 def test_without_vllm_the_advice_is_for_users_of_pip(run, capsys):
     if vllm_args.installed():
         pytest.skip("vLLM is installed here")
-    assert serve.main([str(run), "--backend", "vllm", "--port", "8941"]) == 2
+    assert serve.main([str(run), "--sampler", "vllm", "--port", "8941"]) == 2
     error = capsys.readouterr().err
     assert "pip install 'pettingllms[vllm]'" in error
     assert ".ci" not in error
@@ -554,7 +560,7 @@ def test_on_a_cpu_vllm_is_taken_only_where_it_is_asked_for(run, capsys, monkeypa
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         words = [str(run), "--port", str(taken.getsockname()[1])]
-        for more in ([], ["--backend", "vllm"], ["--vllm.max_num_seqs", "8"]):
+        for more in ([], ["--sampler", "vllm"], ["--vllm.max_num_seqs", "8"]):
             assert serve.main([*words, *more]) == 2
             assert ("serving with transformers: on a CPU" in capsys.readouterr().out) == (not more)
 
@@ -564,7 +570,7 @@ def test_full_models_are_refused_for_vllm(run):
     from pettingllms.trainers.config import resolve
 
     config = resolve(dataclasses.replace(read_config(run), full=True))
-    with pytest.raises(ConfigError, match=r"full models, .* use --backend transformers"):
+    with pytest.raises(ConfigError, match=r"full models, .* use --sampler transformers"):
         serve.vllm_process(config, ROLES, serve.ServeOptions(), Path("log"))
 
 

@@ -98,7 +98,7 @@ def check_cache(model: PreTrainedModel) -> None:
         raise ConfigError(
             f"models of type {model.config.model_type!r} cannot be sampled here, because they do "
             f"not keep their past in transformers' own cache ({reason}); use vLLM (--sampler vllm, "
-            "and --backend vllm in serving) or choose another model"
+            "and --sampler vllm in serving) or choose another model"
         )
 
 
