@@ -70,7 +70,7 @@ def _served(run: Path) -> Iterator[tuple[str, str]]:
     port = free_port("127.0.0.1")
     words = ["-m", "pettingllms.cli.serve", str(run), "--port", str(port)]
     process = subprocess.Popen(
-        [sys.executable, *words, "--backend", "transformers"],
+        [sys.executable, *words, "--sampler", "transformers"],
         env=os.environ | {"PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
         text=True,

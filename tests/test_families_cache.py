@@ -125,7 +125,7 @@ def test_a_cache_whose_rows_cannot_come_and_go_is_refused_with_what_to_use():
     heads = {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8}
     experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
     model = made("DeepseekV32Config", {**latent, **heads, **experts, "moe_intermediate_size": 16})
-    with pytest.raises(ConfigError, match=r"'deepseek_v32' cannot be served .* --backend vllm$"):
+    with pytest.raises(ConfigError, match=r"'deepseek_v32' cannot be served .* --sampler vllm$"):
         prompt_cache(model)
 
 
@@ -138,7 +138,7 @@ def test_a_cache_whose_rows_cannot_come_and_go_is_refused_with_what_to_use():
 )
 def test_a_cache_of_states_alone_is_refused_with_what_to_use(kind, changes):
     model = made(kind, {"state_size": 8, **changes})
-    with pytest.raises(ConfigError, match=r"keeps keys and values; use --backend vllm$"):
+    with pytest.raises(ConfigError, match=r"keeps keys and values; use --sampler vllm$"):
         prompt_cache(model)
 
 

@@ -249,7 +249,7 @@ def test_a_trained_role_is_served_without_its_partner(stub, model, tmp_path):
     run = train(config).folder
     stub.bodies.clear()
     with (
-        serving(run, "--backend", "transformers") as (base, key),
+        serving(run, "--sampler", "transformers") as (base, key),
         openai.OpenAI(base_url=base, api_key=key, max_retries=0) as client,
     ):
         assert [entry.id for entry in client.models.list()] == ["writer"]

@@ -157,7 +157,7 @@ def test_a_shared_team_is_evaluated_and_served_as_it_is(run, model, tmp_path, mo
     )
     served: list[Any] = []
     monkeypatch.setattr(serve_command, "_front", lambda options, listening: served.append)
-    more = ["--env", "tests.letters_env:env", "--model", str(model), "--backend", "transformers"]
+    more = ["--env", "tests.letters_env:env", "--model", str(model), "--sampler", "transformers"]
     # A team, and one adapter of another program, which does not say what it plays.
     for words in (["mine"], ["mine/writer", "--policies", "shared"]):
         words[0] = str(tmp_path / words[0])
