@@ -399,10 +399,10 @@ def draw(result: Mapping[str, Any], file: Path) -> None:
     # The non-interactive backend, chosen before the first figure.
     matplotlib.use("agg")
     figure, axes = pyplot.subplots(figsize=(5, 3.6), layout="constrained")
-    for q, marker in zip(QS, "os", strict=True):
+    for q, marker in zip(QS, "o^s", strict=True):
         points = [row for row in rows(result["runs"]) if row.setting.q == q]
         across = [row.signals["expected"] for row in points]
-        label = "every prompt names its role" if not q else "no prompt names its role"
+        label = f"{1 - q:.0%} of prompts name their role"
         axes.scatter(across, [row.gain["end"] for row in points], marker=marker, label=label)
     axes.axhline(0, color="gray", linewidth=0.8)
     axes.axline((0, 0), slope=1, color="gray", linewidth=0.8, linestyle=":")
