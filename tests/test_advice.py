@@ -6,6 +6,7 @@ import dataclasses
 import filecmp
 import itertools
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -130,6 +131,8 @@ def test_pure_noise_is_not_enough_evidence_and_names_the_steps_that_would_settle
     assert one.missing == 141  # 20 (0.283 / 0.1)^2 - 20
     assert "About 141 more steps" in one.text(20, 200)
     assert Reading(0.0, 0.0, {}, {}, 0.0, 20).recommendation == "undecided"
+    unknown = Reading(math.nan, math.nan, {}, {}, 0.0, 6)
+    assert (unknown.recommendation, unknown.missing) == ("undecided", None)
 
 
 def test_a_sure_but_small_difference_is_no_reason_for_a_policy_for_each_role():
