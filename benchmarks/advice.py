@@ -6,7 +6,7 @@
 
 Every setting (`rho`, `q`, rank of the adapters, `mass`) is trained with one shared policy and with a policy for each role, on equally many
 generated tokens, with a constant learning rate that is chosen of six on the seed `TUNING` for each arm and rank. Success is the share of right decisions, read from
-the policies' probabilities after a tenth and a third of the tokens and at the end. The first tenth of the shared run, and its first third, give the
+the policies' probabilities after a tenth and a third of the tokens and at the end. The first tenth of the shared run, at least eight steps, and its first third give the
 signals: G, what it predicts, the plain cosine of gradients; the race is the difference of both arms after a tenth. Writes `results/advice.json`.
 """
 
@@ -35,7 +35,7 @@ from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import parse_policies
 from pettingllms.runs import versions
-from pettingllms.trainers.advice import Sums
+from pettingllms.trainers.advice import BLOCKS, Sums
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.callbacks import Callback
 from pettingllms.trainers.config import ATGRPOConfig
@@ -188,6 +188,8 @@ def train(base: Path, cell: Cell, tokens: int = TOKENS) -> dict[str, Any]:
             trainer.train_step()
         readings[name] = round(decisions(policies, env), 4)
         if cell.arm == SHARED and name != "end":
+            while trainer.step < BLOCKS:  # as `--advise` does
+                trainer.train_step()
             signals[name] = watch.signals()
         # Gradients of the rest are not read, as `--advise` does not read them.
         watch.wants_gradients = name == "tenth"

@@ -115,14 +115,15 @@ class Reading(NamedTuple):
     @property
     def recommendation(self) -> str:
         """`per-role`, `shared`, or `undecided`."""
-        if abs(self.surplus) <= self.reach or self.silent:
+        # Not `<=`, so that a G that cannot be computed decides nothing.
+        if not abs(self.surplus) > self.reach or self.silent:
             return "undecided"
         return "per-role" if self.surplus > 0 and self.expected >= WORTH else "shared"
 
     @property
     def missing(self) -> int | None:
-        """More steps that would settle a G of this size; None where it is 0."""
-        if not self.surplus:
+        """More steps that would settle a G of this size; None where it is 0, or unknown."""
+        if not self.surplus or math.isnan(self.surplus):
             return None
         return max(math.ceil(self.steps * ((self.reach / self.surplus) ** 2 - 1)), 0)
 
