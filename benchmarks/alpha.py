@@ -22,11 +22,12 @@ import numpy as np
 from matplotlib import pyplot
 
 from benchmarks.advice import COMMON, ROLES, chances, run_missing, write
+from benchmarks.evidence import Table, shown
 from pettingllms.envs.duet_v0 import raw_env as Duet
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import parse_policies
-from pettingllms.statistics import over_seeds
+from pettingllms.statistics import Estimate, over_seeds
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig
 
@@ -163,6 +164,17 @@ def judged(runs: Mapping[str, Any]) -> dict[str, Any]:
         }
         for arm in ARMS
     }
+
+
+def table(result: Mapping[str, Any]) -> Table:
+    """Success of each arm by agreement, its mean with an interval over seeds, and what the arm `BEST` gains over it."""
+    rows = []
+    for arm, row in sorted(result["arms"].items(), key=lambda item: item[1]["mean"][0]):
+        mean, gain = (Estimate(*row[name]) for name in ("mean", "gain"))
+        shares = [f"{row['at'][f'{at:g}'][0]:.2f}" for at in AGREEMENTS]
+        gained = "" if arm == BEST else f"{gain.mean:+.2f} [{gain.low:+.2f}, {gain.high:+.2f}]"
+        rows.append([arm, f"{row['rate']:g}", *shares, shown(mean), gained])
+    return ["", "rate", *(f"{at:g}" for at in AGREEMENTS), "mean", f"`{BEST}` gains"], rows
 
 
 def draw(table: Mapping[str, Any], file: Path) -> None:

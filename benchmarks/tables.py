@@ -241,7 +241,17 @@ def _of_rows(table: Callable[[Any], Table], name: str) -> str:
 
 SCRIPTS = (
     *("alone", "between", "ensemble", "games", "habits", "late_outcome", "leader", "malt"),
-    *("distillation", "parts", "prompts", "protocol", "reading", "rounds", "self_play", "trust"),
+    *(
+        "alpha",
+        "distillation",
+        "parts",
+        "prompts",
+        "protocol",
+        "reading",
+        "rounds",
+        "self_play",
+        "trust",
+    ),
 )
 """Benchmarks with a function `table` of their own."""
 
