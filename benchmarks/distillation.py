@@ -1,6 +1,6 @@
 """Can students be distilled from a team on a real model, and can one shared policy be, where rewards alone fail to train it?
 
-    python -m benchmarks.distillation [--minutes N] [--only read relay] [--dry-run]
+    python -m benchmarks.distillation [--minutes N] [--dry-run]
 
 A teacher is a team of SmolLM2 with a policy for each role, trained on rewards as in `benchmarks.reading`, with its rate and settings. Its
 students begin with the base model and learn from its log-probabilities alone, without rewards, for as many updates and completions. The
@@ -38,9 +38,9 @@ from pettingllms.trainers.config import ATGRPOConfig, resolve
 
 RESULTS = Path(__file__).parent / "results" / "distillation.json"
 TEACHERS = Path(__file__).parent / "out" / "distillation"
-TASKS = ("read", "relay")
 SWEPT = "read"
 """The task for which rates are chosen."""
+TASKS = (SWEPT,)
 TUNING, SEEDS = 0, (2, 3, 4)
 RATES = (4e-4, 8e-4, 1.6e-3)
 READ_AT = 10
@@ -147,7 +147,7 @@ def chosen_rate(cells: Mapping[str, Any], arm: str) -> tuple[list[float], float 
         grid = [grid[0] / 2, *grid] if best == 0 else [*grid, 2 * grid[-1]]
 
 
-def wanted(cells: Mapping[str, Any], tasks: Sequence[str]) -> Iterator[Cell]:
+def wanted(cells: Mapping[str, Any]) -> Iterator[Cell]:
     """All cells that can be named now, teachers before their students."""
     rewarded = json.loads(reading.RESULTS.read_text())["cells"]
     best = {}
@@ -155,15 +155,15 @@ def wanted(cells: Mapping[str, Any], tasks: Sequence[str]) -> Iterator[Cell]:
         grid, best[arm] = chosen_rate(cells, arm)
         yield Cell(SWEPT, TEACHER, reading.rates(rewarded, SWEPT, AT_GRPO)[2] or 0.0, TUNING)
         yield from (Cell(SWEPT, arm, student, TUNING) for student in grid)
-    for task in tasks:
+    for task in TASKS:
         for seed in SEEDS:
             yield Cell(task, TEACHER, reading.rates(rewarded, task, AT_GRPO)[2] or 0.0, seed)
             yield from (Cell(task, arm, r, seed) for arm, r in best.items() if r is not None)
 
 
-def missing(cells: Mapping[str, Any], tasks: Sequence[str]) -> list[Cell]:
+def missing(cells: Mapping[str, Any]) -> list[Cell]:
     """Cells that are not finished, after teachers whose adapters they need and which are gone."""
-    named = list(dict.fromkeys(wanted(cells, tasks)))
+    named = list(dict.fromkeys(wanted(cells)))
     due = [cell for cell in named if cell.name not in cells]
     needed = {cell.teacher for cell in due if cell.arm != TEACHER}
     known = [cell for cell in named if cell.arm == TEACHER and cell.name in cells]
@@ -205,16 +205,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measures what is missing."""
     parser = Options(__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=60.0, help="begin no cell after so long")
-    parser.add_argument("--only", nargs="+", default=TASKS, choices=TASKS)
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--dry-run", action="store_true", help="print the cells that are due")
     options = parser.parse_args(argv)
     cells = json.loads(options.out.read_text())["cells"] if options.out.exists() else {}
     if options.dry_run:
-        print("\n".join(cell.name for cell in missing(cells, options.only)))
+        print("\n".join(cell.name for cell in missing(cells)))
         return
     until = time.monotonic() + 60 * options.minutes
-    while (due := missing(cells, options.only)) and time.monotonic() < until:
+    while (due := missing(cells)) and time.monotonic() < until:
         print(due[0].name, flush=True)
         record = cells[due[0].name] = measured(due[0])
         print({step: share(digits) for step, digits in record["solved"].items()}, flush=True)

@@ -49,6 +49,7 @@ RUN = [
     "peers --dry-run --env coding --seeds 0 --tokens 1",
     "peers_sweep --dry-run",
     "reading --dry-run --minutes 0 --only read relay",
+    "distillation --dry-run",
     "reading --minutes 0 --only read relay",
     "errands",
     "relay",
