@@ -166,8 +166,8 @@ def missing(cells: Mapping[str, Any]) -> list[Cell]:
     named = list(dict.fromkeys(wanted(cells)))
     due = [cell for cell in named if cell.name not in cells]
     needed = {cell.teacher for cell in due if cell.arm != TEACHER}
-    known = [cell for cell in named if cell.arm == TEACHER and cell.name in cells]
-    return [c for c in known if c.teacher in needed and not c.teacher.is_dir()] + due
+    teachers = [cell for cell in named if cell.arm == TEACHER and cell.name in cells]
+    return [c for c in teachers if c.teacher in needed and not c.teacher.is_dir()] + due
 
 
 def solved(results: Mapping[str, Any], task: str, arm: str, step: int) -> np.ndarray:

@@ -319,8 +319,8 @@ class raw_env(TeamEnv):
         """Returns the outcome of a verifier's `yes` or `no`, or of an answerer's `no`."""
         enough = state.recall == 1.0
         # Of a question of a user's own nobody knows when enough has been found.
-        known = bool(state.question.gold or telling(state.question.answers))
-        wrong = known and enough != (word == "yes")
+        has_gold = bool(state.question.gold or telling(state.question.answers))
+        wrong = has_gold and enough != (word == "yes")
         local = -WRONG_WORD * wrong if self.rewards_scheme == "dense" else 0.0
         last = state.turns >= self.max_turns - 1
         due = "answerer" if role == "verifier" and (word == "yes" or last) else "searcher"

@@ -135,9 +135,9 @@ def _without_names(gold: str, answer: str, always: bool) -> tuple[str, str]:
     """Removes `x =` from both, unless they are equations to compare: two names, or `x = 2` and `2 - x = 0`."""
     names, values = set(), []
     for text in (gold, answer):
-        found = split_relation(text)
-        named = found and found.name not in ("", "~") and found.signs == ("=",)
-        names |= {found.name} if found and named else set()
-        values.append(found.sides[1] if found and named else text)
+        relation = split_relation(text)
+        named = relation and relation.name not in ("", "~") and relation.signs == ("=",)
+        names |= {relation.name} if relation and named else set()
+        values.append(relation.sides[1] if relation and named else text)
     apart = len(names) > 1 or re.search("[^<>!]=", "".join(values))
     return (gold, answer) if apart and not always else (values[0], values[1])

@@ -91,7 +91,7 @@ _BOX = regex(r"\\(?:boxed|fbox)[ \t\n]*+\{|\\[^a-zA-Z]|[{}]")
 
 def boxed(text: str) -> str | None:
     r"""Returns the content of the last `\boxed{...}` or `\fbox{...}` whose braces close, the outermost; or None."""
-    found: tuple[int, int] | None = None
+    content: tuple[int, int] | None = None
     opened: list[int | None] = []  # where the content of each open box begins; None: a plain brace
     for token in _BOX.finditer(text):
         mark = token[0]
@@ -99,8 +99,8 @@ def boxed(text: str) -> str | None:
             opened.append(token.end() if len(mark) > 1 else None)
         elif mark == "}" and opened and (start := opened.pop()) is not None:
             # A box that closes later and began earlier replaces those within it.
-            found = (start, token.start())
-    return text[found[0] : found[1]] if found else None
+            content = (start, token.start())
+    return text[content[0] : content[1]] if content else None
 
 
 @functools.lru_cache(maxsize=4096)
@@ -135,12 +135,12 @@ def squashed(text: str) -> str:
 def cut(text: str, pattern: str) -> tuple[list[str], list[str]]:
     """Splits `text` outside of brackets, which have to close: the pieces, and the marks between them."""
     pieces, marks, begin, depth = [], [], 0, 0
-    for found in regex(rf"([(\[{{])|([)\]}}])|{pattern}").finditer(text):
-        depth += bool(found[1]) - bool(found[2])
-        if depth == 0 and not found[2]:
-            pieces.append(text[begin : found.start()].strip())
-            marks.append(found[0].strip(" ,"))
-            begin = found.end()
+    for mark in regex(rf"([(\[{{])|([)\]}}])|{pattern}").finditer(text):
+        depth += bool(mark[1]) - bool(mark[2])
+        if depth == 0 and not mark[2]:
+            pieces.append(text[begin : mark.start()].strip())
+            marks.append(mark[0].strip(" ,"))
+            begin = mark.end()
         elif depth < 0:
             break
     if depth:
@@ -192,21 +192,21 @@ _MONEY = regex(r"([-+]?) ?\\?([$€£¥₹]) ?(?=[-0-9.\\])(.*)")
 
 def split_unit(text: str) -> tuple[str, str, str]:
     """Splits a number from the unit after it: its dimensions and its factor; no unit for any other text."""
-    found = _VALUE.match(_MONEY.sub(r"\1\3 \2", text) if _MONEY.match(text) else text)
+    number = _VALUE.match(_MONEY.sub(r"\1\3 \2", text) if _MONEY.match(text) else text)
     # What an operator stands before is a variable: 5 - s.
-    if found is None or found[0].strip()[-1:] in ("", *"+-*/^"):
+    if number is None or number[0].strip()[-1:] in ("", *"+-*/^"):
         return text, "", ""
-    value, rest = found[0], found.string[found.end() :].strip().replace("mph", "mi/h")
+    value, rest = number[0], number.string[number.end() :].strip().replace("mph", "mi/h")
     spaced = value[-1] in " }" or rest[:1] == "\\"
     at, factor, powers = 0, "1", Counter[str]()
     while at < len(rest):
         part = _PART.match(rest, at)
-        if part is None or (known := _known(part[3], spaced or at > 0)) is None:
+        if part is None or (unit := _known(part[3], spaced or at > 0)) is None:
             return text, "", ""
         at = part.end()
         power = (-1 if part[1] else 1) * int(part[4] or _POWERS[part[2]] * _POWERS[part[5]])
-        powers[known[0]] += known[1] * power
-        factor += f"*({known[2]})^({power})"
+        powers[unit[0]] += unit[1] * power
+        factor += f"*({unit[2]})^({power})"
     return value.strip(), " ".join(f"{kind}^{powers[kind]}" for kind in sorted(powers)), factor
 
 

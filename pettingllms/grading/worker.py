@@ -172,14 +172,14 @@ def as_set(text: str, names: set[Any]) -> Any:
     joined = re.fullmatch(r"(Union|Or|And|Complement)\((.*)\)", text)
     pieces, marks = cut(joined[2] if joined else text, rf"{notation.AND}|{_UNION}")
     marks = [joined[1]] if joined else marks
-    found, relation = split_list(text), split_relation(text)
-    if found is None and any(marks):
+    listed, relation = split_list(text), split_relation(text)
+    if listed is None and any(marks):
         (join,) = {_JOINS.get(mark, sympy.Union) for mark in marks if mark}
         return join(*(as_set(piece, names) for piece in pieces))
-    texts = found.items if found else () if relation else (text,)
+    texts = listed.items if listed else () if relation else (text,)
     items = [read(plain(item)).value for item in texts]
-    if found and found.brackets in ("()", "(]", "[)", "[]") and len(items) == 2:
-        return sympy.Interval(*items, found.brackets[0] == "(", found.brackets[1] == ")")
+    if listed and listed.brackets in ("()", "(]", "[)", "[]") and len(items) == 2:
+        return sympy.Interval(*items, listed.brackets[0] == "(", listed.brackets[1] == ")")
     if not relation:
         return items[0] if isinstance(items[0], sympy.Set) else sympy.FiniteSet(*items)
     conditions = []

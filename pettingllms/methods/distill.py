@@ -99,8 +99,10 @@ class Distill(Method):
         }
         return [
             tuple(
-                theirs - own
-                for theirs, own in zip(says[teacher][sample].tolist(), sample.logprobs, strict=True)
+                theirs - ours
+                for theirs, ours in zip(
+                    says[teacher][sample].tolist(), sample.logprobs, strict=True
+                )
             )
             for teacher, sample in rows
         ]
@@ -116,17 +118,17 @@ class Distill(Method):
             adapters=adapter_folders(self._adapters, self._policies(roles)),
         )
         for role, policy in roles.items():
-            theirs, own = (
+            theirs, ours = (
                 chat.tokenizer.get_vocab()
                 for chat in (
                     teachers.chat_for(teachers.policy_for(role)),
                     students.chat_for(policy),
                 )
             )
-            if theirs != own:
+            if theirs != ours:
                 raise ConfigError(
                     f"the teacher of {role} has another vocabulary ({len(theirs)} tokens, the student "
-                    f"{len(own)}); distill from a model of the same family"
+                    f"{len(ours)}); distill from a model of the same family"
                 )
         return teachers
 

@@ -178,12 +178,12 @@ class Episode:
         return defaultdict(Memory, {agent: copy.copy(m) for agent, m in self.memories.items()})
 
     def _ends_without(self) -> Iterator[Without]:
-        for each in self._copies:
-            last = each.groups[-1].chosen
-            tokens = [len(g.chosen.completion.token_ids) for g in each.groups[each._left_at :]]
-            outcome = 0.0 if each._overlong else outcome_of(last)
-            yield Without(each.blanked, outcome, sum(tokens))
-            yield from each._ends_without()
+        for copied in self._copies:
+            last = copied.groups[-1].chosen
+            tokens = [len(g.chosen.completion.token_ids) for g in copied.groups[copied._left_at :]]
+            outcome = 0.0 if copied._overlong else outcome_of(last)
+            yield Without(copied.blanked, outcome, sum(tokens))
+            yield from copied._ends_without()
 
     def advance(self, group: Group, branch: Branch) -> None:
         """Records a decision and continues from `branch`, its chosen candidate."""
