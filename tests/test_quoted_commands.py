@@ -49,7 +49,7 @@ RUN = [
     "peers --dry-run --env coding --seeds 0 --tokens 1",
     "peers_sweep --dry-run",
     "reading --dry-run --minutes 0 --only read relay",
-    "distillation --dry-run",
+    "distillation --dry-run --minutes 0",
     "reading --minutes 0 --only read relay",
     "errands",
     "relay",
