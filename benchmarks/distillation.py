@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,18 +55,8 @@ STUDENTS: Mapping[str, Any] = {"method": "distill", "branch": "sample"}
 """As many prompts and completions in a step as the teacher had."""
 
 
-class Cell(NamedTuple):
+class Cell(reading.Cell):
     """A teacher, whose rate is that of `benchmarks.reading`, or a student."""
-
-    task: str
-    arm: str
-    rate: float
-    seed: int
-
-    @property
-    def name(self) -> str:
-        """Names it in the results."""
-        return f"{self.task}/{self.arm}/{self.rate:g}/{self.seed}"
 
     @property
     def teacher(self) -> Path:
@@ -128,11 +118,6 @@ def measured(cell: Cell) -> dict[str, Any]:
     }
 
 
-def share(digits: str) -> float:
-    """The share of solved tasks."""
-    return digits.count("1") / len(digits)
-
-
 def chosen_rate(cells: Mapping[str, Any], arm: str) -> tuple[list[float], float | None]:
     """The grid of an arm, and its best rate; None while cells of the grid are missing."""
     grid = list(RATES)
@@ -140,7 +125,7 @@ def chosen_rate(cells: Mapping[str, Any], arm: str) -> tuple[list[float], float 
         names = [Cell(SWEPT, arm, rate, TUNING).name for rate in grid]
         if any(name not in cells for name in names):
             return grid, None
-        scores = [share(cells[name]["solved"][str(STEPS)]) for name in names]
+        scores = [reading.share(cells[name]["solved"][str(STEPS)]) for name in names]
         best = scores.index(max(scores))
         if 0 < best < len(grid) - 1:
             return grid, grid[best]
@@ -216,7 +201,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     while (due := missing(cells)) and time.monotonic() < until:
         print(due[0].name, flush=True)
         record = cells[due[0].name] = measured(due[0])
-        print({step: share(digits) for step, digits in record["solved"].items()}, flush=True)
+        print(
+            {step: reading.share(digits) for step, digits in record["solved"].items()}, flush=True
+        )
         settings = {**SETTINGS, "arms": ARMS, "students": STUDENTS, "tuning": TUNING}
         result = {"settings": settings | {"seeds": SEEDS}, "versions": versions(), "cells": cells}
         options.out.write_text(f"{json.dumps(result, indent=1)}\n", encoding="utf-8")
