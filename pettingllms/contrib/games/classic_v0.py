@@ -270,6 +270,12 @@ def _chosen(text: str | None, actions: Mapping[str, int]) -> tuple[int | None, s
 # PettingZoo's games as text: what a player sees, and what actions are called.
 
 
+def plain_name(game: Any, agent: str, action: int) -> str:
+    """An action by its number."""
+    del game, agent
+    return str(action)
+
+
 @dataclass(frozen=True, slots=True)
 class GameText:
     """A game's own text, given PettingZoo's environment and one of its agents.
@@ -279,8 +285,8 @@ class GameText:
 
     show: Callable[[Any, str], str]
     """What the agent sees of the game."""
-    name: Callable[[Any, str, int], str] = lambda _game, _agent, action: str(action)
-    """What an action is called, here by its number; unlike those of the other legal actions."""
+    name: Callable[[Any, str, int], str] = plain_name
+    """What an action is called; unlike those of the other legal actions."""
 
 
 def show_observation(game: Any, agent: str) -> str:
@@ -350,6 +356,11 @@ def _rps(game: Any, agent: str) -> str:
     return f"Round {game.num_moves + 1} of {game.max_cycles}. Your opponent's last move: {last}."
 
 
+def _rps_name(game: Any, agent: str, action: int) -> str:
+    del agent
+    return str(game._moves[action]).lower()
+
+
 def _cards(game: Any, agent: str) -> str:
     """Returns what RLCard shows a player, a line for each entry, without the `hidden` ones."""
     raw = game.env.get_state(game.possible_agents.index(agent))["raw_obs"]
@@ -380,7 +391,7 @@ TEXTS: Mapping[str, GameText] = {
     "tictactoe": GameText(_cells),
     "chess": GameText(_chess, _chess_name),
     "go": GameText(_go, _go_name),
-    "rps": GameText(_rps, lambda game, _agent, action: str(game._moves[action]).lower()),
+    "rps": GameText(_rps, _rps_name),
     "leduc_holdem": GameText(_cards, _limit_name),
     "texas_holdem": GameText(_cards, _limit_name),
     "texas_holdem_no_limit": GameText(_cards, _no_limit_name),
