@@ -24,6 +24,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
+
 LIMIT_S = 60
 """CPU seconds after which a command has failed."""
 
@@ -90,6 +92,8 @@ def _be(module: str, words: Sequence[str], options: Mapping[str, Any]) -> NoRetu
                 os.dup2(file.fileno(), number)
         sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
         sys.argv = [module, *words]
+        # A fork gives up torch's pool of threads; the first two threads that notice may make another at once, and fail.
+        torch.set_num_threads(torch.get_num_threads())
         code = sys.modules[module].main() or 0
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
