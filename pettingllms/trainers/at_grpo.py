@@ -73,15 +73,21 @@ class AtGrpo(Method):
             GroupError: a prompt has one candidate, so its advantage would always be zero.
         """
         self.check_tree(groups)
-        rewards = [value for group in groups for value in self.values(group)]
+        return [*self.relative(groups, [v for group in groups for v in self.values(group)])]
+
+    def relative(self, groups: Sequence[Group], values: Sequence[float]) -> list[float]:
+        """Values of all candidates in order, each compared with those of its group."""
         keys = [
             tuple(getattr(group.key, field) for field in self.key)
             for group in groups
             for _ in group.candidates
         ]
         policies = [group.policy for group in groups for _ in group.candidates]
-        rewards_C = torch.tensor(rewards, dtype=torch.float64)
-        return [*centered(rewards_C, keys, self.config.scale_rewards, policies).tolist()]
+        values_C = torch.tensor(values, dtype=torch.float64)
+        relative: list[float] = centered(
+            values_C, keys, self.config.scale_rewards, policies
+        ).tolist()
+        return relative
 
     def values(self, group: Group) -> list[float]:
         """Returns what is compared: the candidates' rewards."""
