@@ -241,6 +241,8 @@ class Group:
     unplayed: Unplayed | None = None
     """What would have come next in a chain that the limit on turns cut here: of the team where the agents
     share one return, else of the agent. Only for estimators that ask for it (`RolloutShape.bootstraps`)."""
+    privileged: str = ""
+    """What the environment knows of the task and did not tell the agent; not written to files."""
 
     @property
     def chosen(self) -> Candidate:

@@ -26,6 +26,7 @@ LACKS: dict[str, tuple[dict[str, Any], str]] = {
     "rounds": ({"rounds": False}, r"do not act in rounds"),
     "success": ({"success": False}, r"needs to know whether the team succeeded"),
     "calls": ({"caller": ""}, r"is for an agent that calls others"),
+    "privileged": ({"tells": False}, r"tells of none"),
 }
 ALL = {"reward_parts": 2, "judged_replies": True, "caller": "x", "cross_runs": ("a", "b")}
 ALL |= {"success": True}
@@ -35,6 +36,10 @@ ALL |= {"success": True}
 def game(**facts):
     class Lacking(tic_tac_toe_env.env):
         metadata = {**tic_tac_toe_env.env.metadata, **ALL, **facts}  # noqa: RUF012
+        if facts.get("tells", True):  # in a method of its own, not in the metadata
+
+            def privileged_for(self, agent):
+                return f"{agent} should take the middle"
 
     return Lacking
 

@@ -290,6 +290,13 @@ class TextEnv(AgentEnv):
         success = self.infos[agent]["success"]
         return Outcome(state, team=0.0, local=0.0, success=success, parse_error=reason)
 
+    def _privileged(self, state: Any, agent: str) -> str:  # noqa: ARG002 - nothing by default
+        """Returns what a judge of the agent's reply may know and the agent is not told; pure.
+
+        Such as the right answer; empty where there is none. No observation shows it.
+        """
+        return ""
+
     def _hears(self, agent: str) -> Collection[str]:
         """Returns the agents whose thoughts `agent` is shown where `show_thinking` is set."""
         return [other for other in self.possible_agents if other != agent]
@@ -355,6 +362,10 @@ class TextEnv(AgentEnv):
     def text_for(self, agent: str) -> str:
         """Returns the text of `observe(agent)`."""
         return str(self.observe(agent)["text"])
+
+    def privileged_for(self, agent: str) -> str:
+        """Returns what a judge may know of the task and `agent` is not told; empty if there is nothing."""
+        return self._privileged(self._state, self._known(agent))
 
     def _shown_to(self, agent: str) -> str:
         # Shown to the caller, in the transcript, and in each branch of a tree: computed once.

@@ -268,6 +268,11 @@ class raw_env(TeamEnv):
             return small_prompt(role, task.question)
         return full_prompt(role, task, state.history, team=self._team)
 
+    def _privileged(self, state: State, agent: str) -> str:  # noqa: ARG002 - the same for both
+        # Published sets have tests of many pages, of which a few say what is asked.
+        tests = (f"{test.input}\n{test.output}".strip() for test in state.task.tests[:3])
+        return state.task.reference or "\n\n".join(tests)
+
     def _act(self, state: State, agent: str, text: str) -> Outcome:
         (outcome,) = self._act_all(state, agent, [text])
         return outcome

@@ -243,6 +243,9 @@ class raw_env(TeamEnv):
             return small_prompt(role, asked, searches)
         return full_prompt(role, asked, searches, left=left, calls=calls, may_pass=may_pass)
 
+    def _privileged(self, state: SearchState, agent: str) -> str:  # noqa: ARG002 - the same for all
+        return " or ".join(state.question.answers)
+
     def _hears(self, agent: str) -> Collection[str]:
         return () if self.topology == "nested" else super()._hears(agent)
 

@@ -249,7 +249,14 @@ class RolloutEngine:
         )
         request = decision.request
         key = episode.key(request.prompt_ids)
-        group = Group(key, request.policy, decision.prompt, request.prompt_ids, candidates)
+        group = Group(
+            key,
+            request.policy,
+            decision.prompt,
+            request.prompt_ids,
+            candidates,
+            privileged=episode.privileged(),
+        )
         others = [episode.without()] if decision.plan.blanks and key.turn == 0 else []
         # Before `advance`, while the episode still stands at the decision that the others leave
         # from.

@@ -139,6 +139,11 @@ class Episode:
         """The observation of the agent to act."""
         return self.env.text_for(self.agent or "")
 
+    def privileged(self) -> str:
+        """What the environment knows of the task and does not tell the agent to act."""
+        tell = getattr(self.env.unwrapped, "privileged_for", None)
+        return "" if tell is None else str(tell(self.agent or ""))
+
     def leaving(self, branch: Branch, k: int) -> Episode:
         """Returns an episode that continues from candidate `k` of the pending decision."""
         # A shallow copy shares every container with the original, so that all that change are made

@@ -18,6 +18,7 @@ and to lack what few have:
 | `judged_replies`: `info["right"]` says of every reply whether it is right | `"judged_replies": True` |
 | `cross_runs`: programs and tests that can be run on each other, `env.cross` | the roles, `"cross_runs": ("coder", "tester")` |
 | `calls`: an agent that calls others, as often as it likes | its name, `"caller": "planner_0"` |
+| `privileged`: what agents are not told, such as the right answer | nothing: it overrides `TextEnv._privileged`, or has a method `privileged_for(agent)` |
 """
 
 from __future__ import annotations
@@ -45,6 +46,12 @@ def _parts(env: Any) -> int:
 
 def _in_turn(env: Any) -> bool:
     return not isinstance(env, TextEnv) or type(env)._next_agent is TextEnv._next_agent
+
+
+def _tells_judges(env: Any) -> bool:
+    if isinstance(env, TextEnv):
+        return type(env)._privileged is not TextEnv._privileged
+    return hasattr(env, "privileged_for")
 
 
 NEEDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
@@ -83,6 +90,11 @@ NEEDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         lambda env: not env.metadata.get("caller"),
         "is for an agent that calls others, and {env} names none in its metadata (debugging does, and "
         "search with --env-args.topology nested)",
+    ),
+    "privileged": (
+        lambda env: not _tells_judges(env.unwrapped),
+        "asks how likely replies are to someone who knows the solution, and {env} tells of none (coding, "
+        "math, read, and search do; one of your own overrides `_privileged`)",
     ),
 }
 """Need -> whether an environment lacks it, and what then is to be said."""

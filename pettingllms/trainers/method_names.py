@@ -46,6 +46,7 @@ _FILES = {
     "mhgpo": ("mhgpo:Mhgpo", "flow:Flow"),
     "cure": ("cure:Cure",),
     "distill": ("distill:Distill",),
+    "hindsight": ("hindsight:Hindsight",),
 }
 METHODS = Registry(
     "method",
