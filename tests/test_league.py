@@ -199,7 +199,7 @@ def test_a_step_that_fails_changes_neither_the_opponent_nor_what_was_kept(model:
     assert_same(weights(trainer), weights(twin))
 
 
-def test_versions_that_are_beaten_come_rarely(model: Path) -> None:
+def test_versions_that_are_beaten_come_rarely() -> None:
     league = with_versions(league_of(), v0=0.9, v5=0.5, v9=0.0)
     assert league.chances() == pytest.approx({0: 0.01, 5: 0.25, 9: 1.0})
     assert with_versions(league, v0=1.0, v5=1.0).chances() == {0: 1.0, 5: 1.0}
