@@ -171,7 +171,7 @@ def test_against_itself_both_seats_learn(model: Path) -> None:
 
 
 def test_a_resumed_run_is_the_uninterrupted_one(model: Path, tmp_path: Path) -> None:
-    trainer, twin = trainer_of(model, itself=0.3), trainer_of(model, itself=0.3)
+    trainer, twin = trainer_of(model), trainer_of(model)
     with new_folder(tmp_path / "run") as folder:
         for _ in range(3):
             trainer.train_step()
