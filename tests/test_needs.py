@@ -25,6 +25,7 @@ LACKS: dict[str, tuple[dict[str, Any], str]] = {
     "cross_runs": ({"cross_runs": ()}, r"is for programs and tests that judge each other"),
     "rounds": ({"rounds": False}, r"do not act in rounds"),
     "success": ({"success": False}, r"needs to know whether the team succeeded"),
+    "opponents": ({"opponents": False}, r"is for games against an opponent"),
     "calls": ({"caller": ""}, r"is for an agent that calls others"),
     "privileged": ({"tells": False}, r"tells of none"),
 }

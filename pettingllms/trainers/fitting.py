@@ -10,6 +10,7 @@ One that says nothing is taken to have what nearly all have:
 | `reward_parts`: a team reward beside a local one, or `info["parts"]` | `"reward_parts": 1` |
 | `rounds`: all agents act in each turn | `"rounds": False`, or overrides `TextEnv._next_agent` |
 | `success`: `info["success"]` says whether the team solved its task | `"success": False`, or is no `TextEnv` and does not say `"success": True` |
+| `opponents`: agents play against each other | `"opponents": False`, or is a `TextEnv` and does not say `"opponents": True` |
 
 and to lack what few have:
 
@@ -85,6 +86,10 @@ NEEDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         lambda env: not env.metadata.get("success", isinstance(env.unwrapped, TextEnv)),
         "needs to know whether the team succeeded, and {env} does not say so "
         '("success": True in its metadata, `success` in its infos)',
+    ),
+    "opponents": (
+        lambda env: not env.metadata.get("opponents", not isinstance(env.unwrapped, TextEnv)),
+        "is for games against an opponent, and agents of {env} are one team",
     ),
     "calls": (
         lambda env: not env.metadata.get("caller"),
