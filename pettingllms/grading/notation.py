@@ -54,7 +54,7 @@ _SIMPLER = [(regex(pattern), replacement) for pattern, replacement in (
     (r"\\(?:(?:text|math)(?:bf|it|rm|sf|normal)?|mbox|bbox|underline|ensuremath|operatorname)\s*\{([^{}]*)\}", r" \1 "), (r"\\?[%％]|(?<=[\d}]) ?(?:per ?cent(?:age)?|pct)\>", r"\\percent "),
     (r"\|((?! \()[^|]+)\|", r" Abs(\1)"), (r"(?<=\d) ?degrees?\>|\^ *\{? *\\circ\> *\}?", r"\\degree "),
     # Of `\log` without a base, and of operators with bounds, the body follows. A binomial may be `n \choose k`.
-    (r"\\log(?! ?_| ?\{ ?\()|\blog(?= [a-zA-Z0-9\\])", r"\\Log "), (r"\b([fg]) ?\^ ?\{? ?(-?\d) ?\}?(?= ?\()", r"\1_{\2}"), (r"\{?([^{}]*)\\choose\>([^{}]*)\}?", r"\\binom{\1}{\2}"),
+    (r"\\log(?! ?_| ?\{ ?\()|\blog(?= [a-zA-Z0-9\\])", r"\\Log "), (r"\b([fg]) ?\^ ?\{? ?(-?\d) ?\}?(?= ?\()", r"\1_{\2}"), (r"(?:\{|(?<![^{}]))([^{}]*)\\choose\>([^{}]*)\}?", r"\\binom{\1}{\2}"),
     (rf"\\(Sum|Product) ?_ ?\{{ ?(\w+) ?= ?([^{{}}]*)\}} ?\^ ?{_BOUND}", r"\\\1(\2, \3, \4)"),
     (rf"\\int(?: ?_ ?{_BOUND} ?\^ ?{_BOUND})?\>((?:(?!\\int).)*?) ?d ?([a-z])\>", lambda found: rf"\Integral({found[4]}, {found[1]}, {found[2]}) ({found[3]})" if found[1] else rf"\Antiderivative({found[4]}) ({found[3]})"),
     (r"\\lim ?_ ?\{ ?(\w) ?-> ?([^{}^]*)(?:\^ ?\{? ?([+-]) ?\}?)? ?\}", lambda found: rf"\Limit({found[1]}, {found[2]}{f', {found[3]}1' if found[3] else ''})"),
