@@ -71,9 +71,8 @@ def equal(gold: str, answer: str, places: int) -> bool:
         left, right = as_set(gold, names), as_set(answer, names)
         return len(names) < 2 and bool(left == right or left.symmetric_difference(right).is_empty)
     golds, answers = stated(wanted, gold, places), stated(given, answer, places)
-    if wanted and wanted.name == "~":
-        return False
-    return any(same(one, other, places) for one in golds for other in answers)
+    several = wanted is not None and wanted.name == "~"  # unknowns, which one value does not give
+    return not several and any(same(one, other, places) for one in golds for other in answers)
 
 
 def same(gold: str, answer: str, places: int) -> bool:
@@ -114,8 +113,8 @@ def near(gold: Any, answer: Any, places: int | None, real: bool = False) -> bool
 
 def stated(relation: Relation | None, text: str, places: int) -> tuple[str, ...]:
     """The value that a statement such as `x = 5` or `2 + 3 = 5` is about, if all its sides agree."""
-    sides, signs = (relation.sides, relation.signs) if relation else ((text,), ())
-    if relation and relation.name:
+    name, signs, sides = relation or Relation("", (), (text,))
+    if name:
         sides, signs = sides[1:], signs[1:]
     for sign, side in zip(signs, sides[1:], strict=True):
         # What is about equal is rounded to the places that are written.
