@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -175,6 +176,19 @@ def test_repeated_pieces_take_bounded_time(pieces, times):
         boxed(text)
         assert not grade("no such thing", text).equal
         read_number(plain(text)) if len(text) < 3000 else None
+
+
+def cpu_seconds(text):
+    started = time.thread_time()
+    plain.__wrapped__(text)
+    return time.thread_time() - started
+
+
+@pytest.mark.parametrize("piece", ["%", r"\percent ", "a ", "{%"])
+def test_reading_takes_time_in_proportion_to_the_text(piece):
+    """Eight times the text took 64 times as long where each sign became a place to look from."""
+    short, long = piece * (400 // len(piece)), piece * (3200 // len(piece))
+    assert min(cpu_seconds(long) for _ in range(3)) < 24 * min(cpu_seconds(short) for _ in range(5))
 
 
 @given(st.fractions(max_denominator=10**6), st.sampled_from(["{0}", "${0}$", "x = {0}", "{0} cm"]))
