@@ -123,17 +123,17 @@ def test_wrong_replies_are_no_samples_but_stay_in_later_prompts(tmp_path: Path) 
     last = rows(tmp_path / "out" / "walker.jsonl")[-1]
     assert last["prompt"] == [{"role": "user", "content": "walker_0 after go 1 go -1 go um go"}]
     assert tallies["walker"].left_out == {"worse": 1, "unreadable": 1}
-    assert tallies["guide"].kept == 4
+    assert len(tallies["guide"].samples) == 4
     assert not tallies["guide"].left_out
 
 
 def test_a_failed_episode_is_left_out_whole_unless_it_is_asked_for(tmp_path: Path) -> None:
     run = folder_of(tmp_path / "run", walks(DETOUR, LOST))
     tally = write_step(str(run), tmp_path / "out")["walker"]
-    assert (tally.kept, tally.decisions, tally.kept_episodes, tally.episodes) == (2, 8, 1, 2)
+    assert (len(tally.samples), tally.episodes) == (2, [True, False])
     assert tally.left_out == {"in failed episodes": 4, "worse": 1, "unreadable": 1}
     tally = write_step(str(run), tmp_path / "all", keep_failed=True)["walker"]
-    assert (tally.kept, tally.kept_episodes) == (4, 2)
+    assert (len(tally.samples), tally.episodes) == (4, [True, True])
     assert replies(tmp_path / "all" / "walker.jsonl") == ["1", "3", "1", "0"]
 
 
@@ -157,7 +157,7 @@ def test_the_command_says_what_it_kept_and_why_the_rest_is_left_out(
     out = tmp_path / "out"
     assert main(["step", str(run), "--out", str(out), "--roles", "walker"]) == 0
     assert capsys.readouterr().out == (
-        f"{out}/walker.jsonl: 2 of 8 decisions, from 1 of 2 episodes; left out: 4 in failed "
+        f"{out}, walker: 2 of 8 decisions, from 1 of 2 episodes; left out: 4 in failed "
         "episodes, 1 unreadable, 1 worse\n"
     )
     assert [path.name for path in out.iterdir()] == ["walker.jsonl"]

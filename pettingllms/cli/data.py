@@ -368,13 +368,18 @@ def _pairs(options: argparse.Namespace) -> int:
 
 
 def _step(options: argparse.Namespace) -> int:
-    from pettingllms.evaluation.step import split_of, write_step
+    from pettingllms.evaluation.compare import folder_and_team
+    from pettingllms.evaluation.folder import read_settings
+    from pettingllms.evaluation.step import write_step
+    from pettingllms.rollout.files import SETTINGS
 
+    out, (folder, _) = options.out, folder_and_team(options.source)
+    split = read_settings(folder).get("split") if (folder / SETTINGS).is_file() else "train"
     roles = [role.strip() for role in options.roles.split(",") if role.strip()]
-    tallies = write_step(options.source, options.out, roles=roles, keep_failed=options.keep_failed)
-    for tally in tallies.values():
-        print(tally)
-    if (split := split_of(options.source)) not in (None, "train"):
+    tallies = write_step(options.source, out, roles=roles, keep_failed=options.keep_failed)
+    for role, tally in tallies.items():
+        print(f"{out}, {role}: {tally}")
+    if split != "train":
         print(f"the tasks are of the split {split}: do not measure on it what learns from them")
     return 0
 

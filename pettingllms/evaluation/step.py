@@ -11,43 +11,35 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import quote
 
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 from pettingllms.evaluation.compare import folder_and_team
-from pettingllms.evaluation.folder import read_settings
-from pettingllms.rollout.files import SETTINGS
 from pettingllms.rollout.pairs import read_episodes, said, write_folder
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.types import Candidate
 
-Wrong = Literal["unreadable", "worse"]
-
 
 @dataclass
 class Tally:
-    """Decisions of a role, and why some of them are left out."""
+    """What is kept of a role, and why the rest is left out."""
 
-    file: Path
-    decisions: int = 0
-    kept: int = 0
-    episodes: int = 0
-    """In which the role acted."""
-    kept_episodes: int = 0
-    """Of which a decision was kept."""
+    samples: list[dict[str, Any]] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
+    episodes: list[bool] = field(default_factory=list)
+    """Of each episode in which the role acted, whether a decision is kept."""
 
     def __str__(self) -> str:
-        text = (
-            f"{self.file}: {self.kept} of {self.decisions} decisions, from {self.kept_episodes} of "
-            f"{self.episodes} episodes"
-        )
+        decisions = len(self.samples) + self.left_out.total()
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(self.left_out.items()))
-        return f"{text}; left out: {reasons}" if reasons else text
+        return (
+            f"{len(self.samples)} of {decisions} decisions, from {sum(self.episodes)} of "
+            f"{len(self.episodes)} episodes{'; left out: ' if reasons else ''}{reasons}"
+        )
 
 
-def wrong(candidate: Candidate) -> Wrong | None:
+def wrong(candidate: Candidate) -> str | None:
     """What is wrong with a reply; None where it is one to imitate.
 
     Rewards are differences of scores in the environments of this package: one below 0 says that the team's
@@ -81,63 +73,41 @@ def write_step(
     if out.exists():
         raise ConfigError(f"{out} exists; name a new folder")
     folder, team = folder_and_team(source)
-    tallies: dict[str, Tally] = {}
-    samples: dict[str, list[Any]] = defaultdict(list)
-    teams: dict[str, None] = {}
+    teams: dict[str, dict[str, Tally]] = defaultdict(dict)
     for labels, episode in read_episodes(folder):
-        title = labels.get("team")
-        teams |= {} if title is None else {title: None}
-        if not team or title == team:
-            _take(episode, out, tallies, samples, keep_failed=keep_failed)
+        _add(episode, teams[str(labels.get("team", ""))], keep_failed)
     if team and team not in teams:
         raise UnknownNameError(f"{folder} has no team {team!r}; {did_you_mean(team, teams)}")
     if not team and len(teams) > 1:
         raise ConfigError(f"{source} has the teams {', '.join(teams)}; write {source}:TEAM")
+    tallies = teams[team or next(iter(teams), "")]
     for role in roles:
         if role not in tallies:
             raise UnknownNameError(f"{source} has no role {role!r}; {did_you_mean(role, tallies)}")
     chosen = {role: tally for role, tally in tallies.items() if not roles or role in roles}
-    if not any(tally.kept for tally in chosen.values()):
-        why = "; ".join(map(str, chosen.values())) or "no episode has a decision"
+    # Quoted, because an environment may call its agents anything.
+    files = {f"{quote(role, safe=' ')}.jsonl": t.samples for role, t in chosen.items() if t.samples}
+    if not files:
+        why = "; ".join(f"{role}: {tally}" for role, tally in chosen.items()) or "no decisions"
         raise ConfigError(f"nothing of {source} is left to imitate ({why})")
-    write_folder(out, {tallies[role].file.name: samples[role] for role in chosen if samples[role]})
+    write_folder(out, files)
     return chosen
 
 
-def split_of(source: str) -> str | None:
-    """The split whose tasks an evaluation plays; None for a run, which plays training tasks."""
-    folder, _ = folder_and_team(source)
-    return read_settings(folder).get("split") if (folder / SETTINGS).is_file() else None
-
-
-def _take(
-    episode: Trajectory,
-    out: Path,
-    tallies: dict[str, Tally],
-    samples: dict[str, list[Any]],
-    *,
-    keep_failed: bool,
-) -> None:
+def _add(episode: Trajectory, tallies: dict[str, Tally], keep_failed: bool) -> None:
     if episode.groups and episode.success is None and not keep_failed:
         raise ConfigError(
             "the environment does not say whether a task was solved (info `success`); keep all episodes "
             "with --keep-failed"
         )
-    kept: Counter[str] = Counter()
-    for group in episode.groups:
-        role = group.key.role
-        # Quoted, because an environment may call its agents anything.
-        tally = tallies.setdefault(role, Tally(out / f"{quote(role, safe=' ')}.jsonl"))
-        failed = not (episode.success or keep_failed)
-        reason = "in failed episodes" if failed else wrong(group.chosen)
-        if reason is None:
-            kept[role] += 1
-            reply = said("assistant", group.chosen.completion.text)
-            samples[role].append({"prompt": said("user", group.prompt), "completion": reply})
-        else:
-            tally.left_out[reason] += 1
-        tally.decisions += 1
-    for role in {group.key.role for group in episode.groups}:
-        tallies[role].episodes += 1
-        tallies[role].kept += kept[role]
-        tallies[role].kept_episodes += kept[role] > 0
+    failed = None if episode.success or keep_failed else "in failed episodes"
+    for role in dict.fromkeys(group.key.role for group in episode.groups):
+        tally = tallies.setdefault(role, Tally())
+        before = len(tally.samples)
+        for group in (group for group in episode.groups if group.key.role == role):
+            if reason := failed or wrong(group.chosen):
+                tally.left_out[reason] += 1
+            else:
+                reply = said("assistant", group.chosen.completion.text)
+                tally.samples.append({"prompt": said("user", group.prompt), "completion": reply})
+        tally.episodes.append(len(tally.samples) > before)
