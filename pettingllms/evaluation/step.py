@@ -77,7 +77,7 @@ def write_step(
     for labels, episode in read_episodes(folder):
         _add(episode, teams[str(labels.get("team", ""))], keep_failed)
     if team and team not in teams:
-        raise UnknownNameError(f"{folder} has no team {team!r}; {did_you_mean(team, teams)}")
+        raise UnknownNameError(f"{folder} has no team {team!r}; {did_you_mean(team, filter(None, teams))}")
     if not team and len(teams) > 1:
         raise ConfigError(f"{source} has the teams {', '.join(teams)}; write {source}:TEAM")
     tallies = teams[team or next(iter(teams), "")]
