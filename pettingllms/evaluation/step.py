@@ -3,6 +3,9 @@
 STeP, Chen et al. 2025, https://arxiv.org/abs/2505.20023, trains on episodes that succeed in spite of wrong steps, and
 masks those: they stay in the context and out of the loss. A reply is a sample of its own here, so a mask is a filter:
 a wrong reply is no sample, and later prompts show it as they did.
+
+`pettingllms-eval --teacher api:MODEL` plays such episodes on purpose: after a wrong reply of an agent, the teacher gives
+its next one, in the state that the wrong one led to, and play goes on from there.
 """
 
 from __future__ import annotations
@@ -16,9 +19,19 @@ from urllib.parse import quote
 
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 from pettingllms.evaluation.compare import folder_and_team
+from pettingllms.evaluation.config import EvalConfig
+from pettingllms.policies.roles import check_policy_name
+from pettingllms.rollout.engine import Routed
+from pettingllms.rollout.episode import Episode
 from pettingllms.rollout.pairs import read_episodes, said, write_folder
 from pettingllms.rollout.trajectory import Trajectory
+from pettingllms.samplers.base import Sampler, is_partner
 from pettingllms.types import Candidate
+
+CORRECTED = "corrected"
+"""Title of the team that a teacher corrects."""
+SEAT = "/teacher"
+"""Whose prompts a teacher reads: no role of an environment, or it would play that."""
 
 
 @dataclass
@@ -50,6 +63,50 @@ def wrong(candidate: Candidate) -> str | None:
     return "worse" if min(candidate.team_reward, candidate.local_reward) < 0 else None
 
 
+@dataclass(frozen=True)
+class Teacher:
+    """Corrects a team: gives an agent's next reply after a wrong one; has the hooks of `Ensemble`."""
+
+    policy: str
+
+    @property
+    def seats(self) -> dict[str, str]:
+        """Its place beside those of the agents -> its policy."""
+        return {SEAT: self.policy}
+
+    def described(self) -> dict[str, Any]:
+        """Returns who corrects, as JSON has it."""
+        return {"teacher": self.policy}
+
+    def sampler(self, policies: Sampler) -> Sampler:
+        """Returns `policies`, which have the teacher among them."""
+        return policies
+
+    def route(self, episode: Episode, policy: str) -> Routed:
+        """Returns the teacher after a wrong reply of the agent's own policy, else that policy."""
+        own = [group for group in episode.groups if group.key.agent == episode.agent]
+        # The teacher has one try: an agent that it cannot help goes on by itself.
+        why = wrong(own[-1].chosen) if own and own[-1].policy != self.policy else None
+        return Routed(self.policy, {"corrects": why}) if why else Routed(policy)
+
+
+def teacher_of(options: EvalConfig) -> Teacher | None:
+    """The teacher that the settings name, if there is one.
+
+    Raises:
+        ConfigError: it is no model behind an API, or goes with other teams.
+    """
+    if options.teacher is None:
+        return None
+    if not is_partner(options.teacher):
+        raise ConfigError(f"teacher is a model behind an API, api:MODEL; got {options.teacher!r}")
+    check_policy_name(options.teacher)
+    for name in ("members", "swap"):
+        if getattr(options, name) is not None:
+            raise ConfigError(f"teacher corrects one team as it is; leave out --{name}")
+    return Teacher(options.teacher)
+
+
 def write_step(
     source: str, out: Path, *, roles: Sequence[str] = (), keep_failed: bool = False
 ) -> dict[str, Tally]:
@@ -77,7 +134,9 @@ def write_step(
     for labels, episode in read_episodes(folder):
         _add(episode, teams[str(labels.get("team", ""))], keep_failed)
     if team and team not in teams:
-        raise UnknownNameError(f"{folder} has no team {team!r}; {did_you_mean(team, filter(None, teams))}")
+        raise UnknownNameError(
+            f"{folder} has no team {team!r}; {did_you_mean(team, filter(None, teams))}"
+        )
     if not team and len(teams) > 1:
         raise ConfigError(f"{source} has the teams {', '.join(teams)}; write {source}:TEAM")
     tallies = teams[team or next(iter(teams), "")]
