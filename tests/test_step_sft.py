@@ -213,7 +213,7 @@ def test_a_damaged_line_is_named(tmp_path: Path, line: str) -> None:
         write_step(str(run), tmp_path / "out")
     # A decision from which no episode went on.
     row = walks(DETOUR)[0].row()
-    row["decisions"][0]["candidates"] = []
+    row["decisions"][0]["candidates"][0]["chosen"] = False
     (run / "trajectories.jsonl").write_text(json.dumps(row))
     with pytest.raises(RunFolderError, match=r"trajectories\.jsonl, line 1"):
         write_step(str(run), tmp_path / "out")
