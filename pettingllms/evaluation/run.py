@@ -321,15 +321,6 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
     if teacher:
         teams = [Lineup(CORRECTED, config.adapters is not None, ensemble=teacher)]
         roles_to_policies |= seats
-    sampling = Sampling(
-        max_new_tokens=config.max_completion_length,
-        samples=options.samples,
-        greedy=options.greedy,
-        temperature=config.temperature,
-        top_p=options.top_p,
-        seed=config.seed,
-        at_once=_at_once(config),
-    )
     tasks = held_out(env, options.split, options.limit)
     plan = EvalPlan(
         config,
@@ -338,12 +329,24 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
         roles_to_policies,
         teams,
         tasks,
-        sampling,
+        _sampling_of(options, config),
         adapters,
         source,
         divide="dataset" not in options.over,
     )
     return plan_with(plan, ensemble, options) if ensemble else plan
+
+
+def _sampling_of(options: EvalConfig, config: ResolvedConfig) -> Sampling:
+    return Sampling(
+        max_new_tokens=config.max_completion_length,
+        samples=options.samples,
+        greedy=options.greedy,
+        temperature=config.temperature,
+        top_p=options.top_p,
+        seed=config.seed,
+        at_once=_at_once(config),
+    )
 
 
 def _at_once(config: ResolvedConfig) -> int:
