@@ -33,6 +33,7 @@ from pettingllms.types import Task, role_of
 
 if TYPE_CHECKING:
     from pettingllms.evaluation.ensembles import Ensemble
+    from pettingllms.evaluation.step import Teacher
 
 BASE, ADAPTERS, SWAPPED, PARTNERS = "base", "adapters", "swapped", "api"
 HELD_OUT = {"val": 1 << 31, "test": (1 << 31) + (1 << 30)}
@@ -110,7 +111,7 @@ def roll_out(
     chunk: Chunk,
     sampling: Sampling,
     on_batch: Callable[[Verdicts], None] = lambda _verdicts: None,
-    ensemble: Ensemble | None = None,
+    ensemble: Ensemble | Teacher | None = None,
 ) -> list[Trajectory]:
     """Rolls out the episodes of one chunk, one completion a turn; those of each task in order.
 
@@ -122,7 +123,7 @@ def roll_out(
         chunk: the tasks, and which samples of each.
         sampling: how completions are drawn.
         on_batch: called before every batch with how the finished episodes ended; may raise to stop.
-        ensemble: several teams, of which it says who answers.
+        ensemble: several teams, or one and its teacher, of which it says who answers.
 
     Raises:
         ConfigError: the context of the model has no room for any prompt.
@@ -141,7 +142,7 @@ def roll_out(
             "max_new_tokens": sampling.max_new_tokens,
         },
         seed=(sampling.seed, "evaluation"),
-        policies=seats_to_policies,
+        policies={**seats_to_policies, **(ensemble.seats if ensemble else {})},
         longest=longest_prompts(policies, sampling.max_new_tokens),
         route=None if ensemble is None else ensemble.route,
     )
@@ -219,8 +220,8 @@ class Lineup(NamedTuple):
     adapters: bool
     swap: Mapping[str, str] | None = None
     """Role -> the role whose policy answers for it."""
-    ensemble: Ensemble | None = None
-    """Several teams with their adapters, of which it says who answers."""
+    ensemble: Ensemble | Teacher | None = None
+    """Several teams with their adapters, or one and its teacher, of which it says who answers."""
 
     def described(self) -> dict[str, Any]:
         """Returns what it plays with, as JSON has it."""

@@ -53,6 +53,7 @@ from pettingllms.evaluation.rollouts import (
     title_of_swap,
 )
 from pettingllms.evaluation.scores import Evaluation, refusals, summarise
+from pettingllms.evaluation.step import CORRECTED, teacher_of
 from pettingllms.models import model_path, shipped
 from pettingllms.policies.roles import BASE, is_own, only_partners, own_names, parse_policies
 from pettingllms.policies.sources import (
@@ -288,13 +289,15 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
     Raises:
         ConfigError, UnknownNameError, DatasetError: settings that cannot be used.
     """
+    teacher = teacher_of(options)
     options, ensemble = with_members(options)
     config = settings_of(options, source)
     if config.model is not None and not only_partners(config.policies):
         check_model(config.model, config.revision)
     env = make_env(config, options.split, source, divide="dataset" not in options.over)
     roles_to_policies = parse_policies(config.policies, *seats_of(env))
-    check_partners(config, roles_to_policies, given="api_base" in options.over)
+    seats = teacher.seats if teacher else {}
+    check_partners(config, {**roles_to_policies, **seats}, given="api_base" in options.over)
     if not any(map(is_own, roles_to_policies.values())):
         config = dataclasses.replace(config, adapters=None)
     # Those of a run were checked when it began, with what it trains.
@@ -315,15 +318,9 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
         base=options.base,
         swap=options.swap,
     )
-    sampling = Sampling(
-        max_new_tokens=config.max_completion_length,
-        samples=options.samples,
-        greedy=options.greedy,
-        temperature=config.temperature,
-        top_p=options.top_p,
-        seed=config.seed,
-        at_once=_at_once(config),
-    )
+    if teacher:
+        teams = [Lineup(CORRECTED, config.adapters is not None, ensemble=teacher)]
+        roles_to_policies |= seats
     tasks = held_out(env, options.split, options.limit)
     plan = EvalPlan(
         config,
@@ -332,12 +329,24 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
         roles_to_policies,
         teams,
         tasks,
-        sampling,
+        _sampling_of(options, config),
         adapters,
         source,
         divide="dataset" not in options.over,
     )
     return plan_with(plan, ensemble, options) if ensemble else plan
+
+
+def _sampling_of(options: EvalConfig, config: ResolvedConfig) -> Sampling:
+    return Sampling(
+        max_new_tokens=config.max_completion_length,
+        samples=options.samples,
+        greedy=options.greedy,
+        temperature=config.temperature,
+        top_p=options.top_p,
+        seed=config.seed,
+        at_once=_at_once(config),
+    )
 
 
 def _at_once(config: ResolvedConfig) -> int:
