@@ -406,7 +406,7 @@ class _Session:
             "step": trainer.step,
             "success": success_rate(trajectories),
             "success_mean": mean_success(trajectories),
-            **success_of_each(trajectories),
+            **({} if trainer.pools else success_of_each(trajectories)),
             **metrics,
         }
         at_once = "early_rewards" in trainer.method.needs

@@ -12,8 +12,9 @@ import dataclasses
 import re
 import resource
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -182,10 +183,7 @@ def dry_run(config: ATGRPOConfig, device: str = HERE) -> str:
             shape_of(*(own_settings(resolved, name) for name in names)),
             len(names),
             len(set(names) & set(trained)),
-            longest(
-                plan.env,
-                lambda seats, names=names: sum(policy_of(seat, players) in names for seat in seats),
-            )[1],
+            longest(plan.env, partial(_played_by, players, names))[1],
             method.tree,
             # All bases share one device: where one of them is on a GPU, all are.
             next((gpu for gpu in gpus if gpu is not None), None),
@@ -206,6 +204,10 @@ def dry_run(config: ATGRPOConfig, device: str = HERE) -> str:
     elif works[0].gpu is None:
         lines += ["", "# Time: --dry-run cpu takes a small step here and says how long it took"]
     return "\n".join([config_text(resolved).rstrip(), *lines])
+
+
+def _played_by(players: Mapping[str, str], policies: Collection[str], agents: Sequence[str]) -> int:
+    return sum(policy_of(agent, players) in policies for agent in agents)
 
 
 def shape_of(config: ATGRPOConfig, *others: ATGRPOConfig) -> ModelShape:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from pettingzoo import AECEnv
 
-from pettingllms.errors import ConfigError, did_you_mean
+from pettingllms.errors import ConfigError
 
 AnyEnv = AECEnv[Any, Any, Any]
 FORM = "a=coding,b=search*2"
@@ -69,7 +69,7 @@ def _weight(name: str, text: str) -> float:
 def text_of(entries: Mapping[str, Entry]) -> str:
     """The inverse of `entries_of`."""
     return ",".join(
-        f"{name}={entry.env}" + (f"*{entry.weight!r}" if entry.weight != 1 else "")
+        f"{name}={entry.env}" + f"*{entry.weight}".removesuffix(".0") * (entry.weight != 1)
         for name, entry in entries.items()
     )
 
@@ -90,8 +90,8 @@ def own_arguments(names: Sequence[str], arguments: Mapping[str, Any]) -> dict[st
         name, _, argument = key.partition(".")
         if name not in own or not (argument or isinstance(value, Mapping)):
             raise ConfigError(
-                f"env_args: {key!r} does not say of which environment; {did_you_mean(name, names)} "
-                f"Write --env-args.{names[0]}.{argument or name} {value}"
+                f"env_args: {key!r} is of no environment of {', '.join(names)}; say of which it is, as in "
+                f"--env-args.{names[0]}.{argument or name} {value}"
             )
         own[name].update({argument: value} if argument else value)
     return own

@@ -254,7 +254,7 @@ def _add_team_scores(values: Mapping[str, list[float]], episode: Trajectory, fac
     if success is not None:
         values["success"].append(success)
         if episode.task.size:
-            values[f"success/{episode.task.size}"].append(success)
+            values[f"env/{episode.task.size}/success"].append(success)
         if episode.difficulty is not None:
             values[f"difficulty/{episode.difficulty}/success"].append(success)
 

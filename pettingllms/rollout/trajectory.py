@@ -247,11 +247,11 @@ def success_rate(trajectories: Sequence[Trajectory]) -> float | None:
 
 
 def success_of_each(trajectories: Sequence[Trajectory]) -> dict[str, float | None]:
-    """Success by `Task.size`, as `success_rate` has it, of several environments or sizes."""
+    """Success by `Task.size`, as `success_rate` has it, of several environments."""
     of = defaultdict[str, list[Trajectory]](list)
     for trajectory in trajectories:
         of[trajectory.task.size].append(trajectory)
-    return {f"success/{name}": success_rate(own) for name, own in sorted(of.items()) if name}
+    return {f"env/{name}/success": success_rate(own) for name, own in sorted(of.items()) if name}
 
 
 def mean_success(trajectories: Sequence[Trajectory]) -> float | None:
