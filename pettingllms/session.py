@@ -406,7 +406,7 @@ class _Session:
             "step": trainer.step,
             "success": success_rate(trajectories),
             "success_mean": mean_success(trajectories),
-            **({} if trainer.pools else success_of_each(trajectories)),
+            **(success_of_each(trajectories) if trainer.pools is None else {}),
             **metrics,
         }
         at_once = "early_rewards" in trainer.method.needs

@@ -101,10 +101,6 @@ def check_needs(config: ResolvedConfig, method: Method, env: Any) -> None:
         ConfigError: names both, what is lacking, and the methods that fit.
     """
     missing = lacking(method.needs, env)
-    if "cross_runs" in method.needs and len(parts_of(env)) > 1:
-        raise ConfigError(
-            f"method {config.method} runs programs and tests of one environment, and {config.env} are several"
-        )
     if missing:
         names = [name for name in METHODS.own if name not in PARTS]
         fitting = [name for name in names if not lacking(METHODS.load(name).needs, env)]
@@ -135,6 +131,10 @@ def check_method(
         raise ConfigError(
             f"method {config.method} has no advantages; join it to a method that has, such as "
             f"--method {config.method}+dr_mas"
+        )
+    if "cross_runs" in made.needs and len(parts_of(env)) > 1:
+        raise ConfigError(
+            f"method {config.method} runs programs and tests of one environment, and {config.env} are several"
         )
     for part in parts_of(env):
         check_needs(config, made, part)
