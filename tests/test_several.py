@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pickle
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import pytest
 import torch
 
 from pettingllms.assembly import default_folder, located, make_env, training_env
+from pettingllms.cli import envs
 from pettingllms.envs import load_env
+from pettingllms.envs.aec import pickled
 from pettingllms.envs.reward_funcs import reward_functions
 from pettingllms.envs.several import SeveralEnvs
 from pettingllms.errors import PettingLLMsError
@@ -219,7 +222,8 @@ def test_held_out_tasks_are_shared_out_equally_whatever_the_weights() -> None:
 
 
 def test_it_is_an_environment_of_pettingzoo() -> None:
-    env = load_env("a=read,b=plan_path", a={"sentences": 2}, b={"split": "val"})
+    made: Any = load_env("a=read,b=plan_path", a={"sentences": 2}, b={"split": "val"})
+    env: Any = pickle.loads(pickled(made))
     for seed, name in enumerate(("a", "b")):
         env.reset(seed=seed)
         alone = env.unwrapped.parts[name].clone()
@@ -270,6 +274,12 @@ def test_what_cannot_work_is_refused_before_a_model_is_loaded(
     with pytest.raises(PettingLLMsError, match=message) as refused:
         plan_run(ATGRPOConfig(env=env, **changes))
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("command", ["show", "check"])
+def test_commands_about_one_environment_ask_for_one(command: str, capsys: Any) -> None:
+    assert envs.main([command, "a=read,b=math"]) == 2
+    assert "several environments; name one of them, such as read" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", [name for name in cases("agentrl") if "kind" in name])
