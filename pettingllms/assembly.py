@@ -26,7 +26,6 @@ from pettingllms.envs.several import (
     SeveralEnvs,
     entries_of,
     own_arguments,
-    parts_of,
     text_of,
 )
 from pettingllms.errors import ConfigError, SandboxUnavailable
@@ -444,8 +443,8 @@ def isolation_of(env: AnyEnv, level: str) -> str | None:
     Raises:
         SandboxUnavailable: full isolation is required, and this is less.
     """
-    if len(parts := parts_of(env)) > 1:
-        each = (isolation_of(part, level) for part in parts)
+    if isinstance(several := env.unwrapped, SeveralEnvs):
+        each = (isolation_of(part, level) for part in several.parts.values())
         return ", ".join(dict.fromkeys(layers for layers in each if layers)) or None
     try:
         sandbox = getattr(env.unwrapped, "sandbox", None)

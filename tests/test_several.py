@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from pettingllms.assembly import default_folder, located, make_env, training_env
+from pettingllms.assembly import default_folder, isolation_of, located, make_env, training_env
 from pettingllms.cli import envs
 from pettingllms.envs import load_env
 from pettingllms.envs.aec import pickled
 from pettingllms.envs.reward_funcs import reward_functions
 from pettingllms.envs.several import SeveralEnvs
-from pettingllms.errors import PettingLLMsError
+from pettingllms.errors import PettingLLMsError, SandboxUnavailable
 from pettingllms.evaluation import held_out, seats_of
 from pettingllms.evaluation.config import EvalConfig
 from pettingllms.evaluation.run import run_evaluation
@@ -210,6 +210,20 @@ def test_paths_are_placed_and_folders_named_by_the_environments(tmp_path: Path) 
     assert located(config).env == f"a={Path.cwd()}/mine.py:env*2.5,b=read*2"
     assert located(located(config)) == located(config)
     assert default_folder(config, tmp_path).name.startswith("a-b-shared-2")
+
+
+@pytest.mark.parametrize("env", ["a=coding", "a=coding,b=coding,c=duet"])
+def test_full_isolation_is_required_of_every_environment(env: str, monkeypatch: Any) -> None:
+    def held(sandbox: Any, level: str) -> str:
+        if level == "full":
+            raise SandboxUnavailable("less than full")
+        return "namespaces"
+
+    monkeypatch.setattr("pettingllms.assembly.held_by", held)
+    made = make_env(ATGRPOConfig(env=env, model="embedded"), "train")
+    assert isolation_of(made, "any") == "namespaces"
+    with pytest.raises(SandboxUnavailable):
+        isolation_of(made, "full")
 
 
 def test_held_out_tasks_are_shared_out_equally_whatever_the_weights() -> None:

@@ -176,15 +176,6 @@ class SeveralEnvs(AECEnv[str, Any, Any]):
         """Of the first environment that has this agent."""
         return self._with(agent).action_space(agent)
 
-    def render(self) -> Any:
-        """Draws the environment that plays."""
-        return self._started().render()
-
-    def close(self) -> None:
-        """Closes all of them."""
-        for part in self.parts.values():
-            part.close()
-
     def _started(self) -> AnyEnv:
         if self._playing is None:
             raise RuntimeError("call reset() first")
