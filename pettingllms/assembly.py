@@ -21,9 +21,9 @@ from pettingllms.envs.aec import BRIDGES, clone_env, creator_of, made_by, made_w
 from pettingllms.envs.base import TextEnv
 from pettingllms.envs.reward_funcs import RewardFunction
 from pettingllms.envs.several import (
-    Entry,
     Several,
     SeveralEnvs,
+    Weighted,
     entries_of,
     own_arguments,
     text_of,
@@ -360,7 +360,7 @@ def make_env(
 
 
 def _part(
-    config: ATGRPOConfig, entries: Mapping[str, Entry], split: str, name: str, *, divide: bool
+    config: ATGRPOConfig, entries: Mapping[str, Weighted], split: str, name: str, *, divide: bool
 ) -> AnyEnv:
     """Makes one of several environments as `make_env` makes it alone."""
     usual = ATGRPOConfig()

@@ -27,14 +27,14 @@ FORM = "a=coding,b=search*2"
 _NAMED = re.compile(r"[^:/.=]*=|[^:/.=]*,")
 
 
-class Entry(NamedTuple):
+class Weighted(NamedTuple):
     """One of several environments, as the settings have it."""
 
     env: str
     weight: float
 
 
-def entries_of(env: str) -> dict[str, Entry]:
+def entries_of(env: str) -> dict[str, Weighted]:
     """Name -> entry of each of several environments; nothing for the name of one.
 
     Raises:
@@ -42,7 +42,7 @@ def entries_of(env: str) -> dict[str, Entry]:
     """
     if not _NAMED.match(env) or env.startswith("{"):
         return {}
-    entries: dict[str, Entry] = {}
+    entries: dict[str, Weighted] = {}
     for part in env.split(","):
         name, equals, value = (word.strip() for word in part.partition("="))
         source, star, weight = (word.strip() for word in value.partition("*"))
@@ -52,7 +52,7 @@ def entries_of(env: str) -> dict[str, Entry]:
             raise ConfigError(f"env: two environments are called {name!r}; give each its own name")
         if entries_of(source):
             raise ConfigError(f"env: {name!r} must be one environment, got {source!r}")
-        entries[name] = Entry(source, _weight(name, weight) if star else 1.0)
+        entries[name] = Weighted(source, _weight(name, weight) if star else 1.0)
     return entries
 
 
@@ -66,7 +66,7 @@ def _weight(name: str, text: str) -> float:
     return weight
 
 
-def text_of(entries: Mapping[str, Entry]) -> str:
+def text_of(entries: Mapping[str, Weighted]) -> str:
     """The inverse of `entries_of`."""
     return ",".join(
         f"{name}={entry.env}" + f"*{entry.weight}".removesuffix(".0") * (entry.weight != 1)
@@ -105,7 +105,7 @@ class Several:
         makers: name -> its maker.
     """
 
-    def __init__(self, entries: Mapping[str, Entry], makers: Mapping[str, Any]) -> None:
+    def __init__(self, entries: Mapping[str, Weighted], makers: Mapping[str, Any]) -> None:
         self.entries, self.parts = entries, makers
 
     def __call__(self, **arguments: Any) -> SeveralEnvs:
