@@ -53,7 +53,12 @@ from pettingllms.policies.roles import own_names, parse_policies, trained_polici
 from pettingllms.policies.sources import HUB, check_model, located_adapters
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.rollout.files import ADVICE
-from pettingllms.rollout.trajectory import mean_success, outcome_is_late, success_rate
+from pettingllms.rollout.trajectory import (
+    mean_success,
+    outcome_is_late,
+    success_of_each,
+    success_rate,
+)
 from pettingllms.runs import (
     METRICS,
     TRAJECTORIES,
@@ -401,6 +406,7 @@ class _Session:
             "step": trainer.step,
             "success": success_rate(trajectories),
             "success_mean": mean_success(trajectories),
+            **(success_of_each(trajectories) if trainer.pools is None else {}),
             **metrics,
         }
         at_once = "early_rewards" in trainer.method.needs

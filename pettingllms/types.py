@@ -116,7 +116,8 @@ class Task(NamedTuple):
     options: Mapping[str, Any] | None = None
     """Handed to `reset`, too: a question of a user's own, for example."""
     size: str = ""
-    """Name of the size that it is of, where a training draws sizes (`pettingllms.trainers.difficulty`)."""
+    """Name of the size that it is of, where a training draws sizes (`pettingllms.trainers.difficulty`), or
+    of its environment, where there are several (`pettingllms.envs.several`)."""
 
 
 class GroupKey(NamedTuple):

@@ -60,6 +60,7 @@ def test_the_records_have_the_keys_that_are_written() -> None:
         "credited",
         "unplayed",
         "refused",
+        "size",
         "without",
     }
     assert set(row) == set(EpisodeRow.__annotations__) - optional

@@ -293,15 +293,16 @@ def dry_run(options: EvalConfig) -> str:
     import yaml
 
     from pettingllms.cli.estimate import shape_of
+    from pettingllms.envs.several import longest
     from pettingllms.evaluation.run import plan_of
     from pettingllms.policies.roles import own_names
     from pettingllms.samplers.base import is_partner
     from pettingllms.trainers.per_policy import by_base
 
     plan = plan_of(options)
-    turns = getattr(plan.env.unwrapped, "max_turns", None)
+    turns, decisions = longest(plan.env)
     episodes = plan.episodes * len(plan.teams)
-    completions = episodes * len(plan.env.possible_agents) * (turns or 1)
+    completions = episodes * decisions
     tokens = completions * plan.sampling.max_new_tokens
     players = list(plan.roles_to_policies.values())
     roles, paid = len(players), sum(map(is_partner, players))

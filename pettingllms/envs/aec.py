@@ -35,6 +35,7 @@ from pettingzoo.utils.wrappers.base import BaseWrapper
 from pettingllms.envs import arguments
 from pettingllms.envs.base import TextEnv
 from pettingllms.envs.files import importable
+from pettingllms.envs.several import Several, entries_of
 from pettingllms.errors import (
     CloneError,
     ConfigError,
@@ -82,7 +83,8 @@ def load_env(name: str, /, **kwargs: Any) -> AnyEnv:
         name: a registered name (`coding`, one that another package offers, `coding_v0`,
             `pettingllms/coding-v0`, or any other id of PettingZoo's registry); a game of another
             library (`textarena:TicTacToe-v0`); or `module:attribute` or `path/to/file.py:attribute`, where
-            the attribute is called with `kwargs` and returns an AEC environment.
+            the attribute is called with `kwargs` and returns an AEC environment; or several of
+            these (`pettingllms.envs.several`).
         kwargs: arguments of the environment.
 
     Raises:
@@ -155,6 +157,8 @@ def creator_of(name: str) -> Any:
             f"env is the name of an environment, got {name}; its arguments belong to env_args, as "
             "in --env-args.size 8"
         )
+    if entries := entries_of(name):
+        return Several(entries, {key: creator_of(entry.env) for key, entry in entries.items()})
     # Before paths, because such a name has the form of one.
     bridge, _, game = name.partition(":")
     if bridge in BRIDGES:

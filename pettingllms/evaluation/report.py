@@ -18,6 +18,7 @@ TEAM = {
     "overlong": "episodes without room for a prompt",
     "pass@": "success in one of {}",
     "maj@": "success of the majority of {}",
+    "env/": "success, {}",
     "difficulty/": "success, difficulty {}",
     "win/": "wins of {}",
     "draws": "draws",
@@ -56,10 +57,10 @@ class Keys(NamedTuple):
     role: Sequence[str] = tuple(ROLE)
 
 
-_RESULT = ("success", "overlong", "win/", "draws", "return/")
+_RESULT = ("success", "env/", "overlong", "win/", "draws", "return/")
 ALL = Keys()
 SHORT = Keys(
-    ("success", "overlong", "pass@", "maj@", "difficulty/", "win/", "draws", "return/"),
+    ("success", "env/", "overlong", "pass@", "maj@", "difficulty/", "win/", "draws", "return/"),
     (*FIRST, "first_", "parse_error", "refused", "tokens"),
 )
 """What a terminal has room for."""

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from pettingllms.envs.several import SeveralEnvs
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 from pettingllms.evaluation.chunks import Chunk, Sampling, chunks
 from pettingllms.evaluation.folder import EvalFolder
@@ -155,12 +156,20 @@ def held_out(env: AnyEnv, split: str, count: int | None = None) -> list[Task]:
     """The first `count` tasks of a split, or all of a smaller data set.
 
     None stands for a whole data set, and for 100 tasks of a generator. An environment without
-    splits, or of another split, gets seeds that training never uses.
+    splits, or of another split, gets seeds that training never uses. Of several environments, each
+    has an equal share of `count`.
 
     Raises:
         ConfigError: `env` has the rows of another split only.
     """
     plain: Any = env.unwrapped
+    if isinstance(plain, SeveralEnvs):
+        share, more = divmod(count or 0, len(plain.parts))
+        return [
+            task._replace(id=f"{name}:{task.id}", size=name)
+            for place, (name, part) in enumerate(plain.parts.items())
+            for task in held_out(part, split, None if count is None else share + (place < more))
+        ]
     rows = getattr(plain, "num_tasks", None)
     env_split = getattr(plain, "split", None)
     if env_split not in (None, split) and rows is not None:

@@ -24,6 +24,7 @@ from pettingllms.assembly import (
     partners_of,
 )
 from pettingllms.data.catalog import CATALOG
+from pettingllms.envs.several import entries_of, own_arguments, parts_of
 from pettingllms.errors import ConfigError, RunFolderError
 from pettingllms.evaluation import report
 from pettingllms.evaluation.chunks import EPISODES_AT_ONCE, Sampling
@@ -111,6 +112,7 @@ class EvalPlan:
     def settings(self) -> dict[str, Any]:
         """Everything that the results follow from; a folder is resumed with equal settings only."""
         config, embedded = self.config, self.config.embedded
+        fitted = [embedded_arguments(config, part.unwrapped) for part in parts_of(self.env)]
         data = None if config.dataset in (None, *CATALOG) else Path(str(config.dataset))
         asked = any(map(is_partner, self.roles_to_policies.values()))
         return {
@@ -123,7 +125,7 @@ class EvalPlan:
             "tasks": len(self.tasks),
             "alpha": config.alpha,
             "sandbox": config.sandbox,
-            "embedded_args": embedded_arguments(config, self.env.unwrapped),
+            "embedded_args": fitted[0] if len(fitted) == 1 else fitted,
             "model": shipped(config.model) if embedded else config.model,
             # An update of this package may bring another embedded model under the same name.
             "model_digest": digest(Path(model_path(config.model))) if embedded else None,
@@ -369,7 +371,12 @@ def settings_of(options: EvalConfig, source: EnvSource | None = None) -> Resolve
         # One adapter for all roles is a shared policy, unless the user says otherwise.
         if is_adapter(adapters):
             changes.setdefault("policies", "shared")
-    if changes.get("env", config.env) != config.env:
+    if (name := changes.get("env")) in (entries := entries_of(config.env)):
+        # One of the run's environments, with its own arguments.
+        own = own_arguments([*entries], config.env_args)[name]
+        config = dataclasses.replace(config, env=entries[name].env, env_args=own)
+        del changes["env"]
+    elif changes.get("env", config.env) != config.env:
         # These are the run's environment's own, and another one may not take them.
         config = dataclasses.replace(config, env_args={}, dataset=None, alpha=ATGRPOConfig.alpha)
     # The run's limits stay where the new setting does not name them: programs are judged as in

@@ -21,6 +21,7 @@ from pettingzoo import AECEnv
 
 from pettingllms.envs.aec import ForeignEnv
 from pettingllms.envs.base import TextEnv, next_agent
+from pettingllms.envs.several import SeveralEnvs
 from pettingllms.errors import NonFiniteError
 from pettingllms.rollout.branching import Branching
 from pettingllms.rollout.trajectory import Origin, Overlong, Trajectory, Without, outcome_of
@@ -361,8 +362,15 @@ def tasks_of_step(env: AnyEnv, name: str, step: int, count: int, seed: int) -> l
     """Chooses the tasks of a step: fresh ones, or rows of a data set in a new order every epoch.
 
     An environment over a data set says how many rows it has in `num_tasks`. The ids of its tasks
-    end with the epoch, because a row may occur twice in one step.
+    end with the epoch, because a row may occur twice in one step. `name` heads the ids; of several
+    environments, each name heads those of its own tasks.
     """
+    if isinstance(several := env.unwrapped, SeveralEnvs):
+        own = {
+            key: tasks_of_step(part, key, step, count, seed) for key, part in several.parts.items()
+        }
+        drawn = several.drawn(step, count, seed)
+        return [own[key][place]._replace(size=key) for place, key in enumerate(drawn)]
     # What is sampled follows from the ids, so that the folder of an environment of one's own must not be in them.
     name = re.sub(r"[^:]*/", "", name)
     numbers = range(step * count, (step + 1) * count)

@@ -68,7 +68,7 @@ class ATGRPOConfig:
         "coding",
         "Environment: a name (coding), a game (textarena:TicTacToe-v0, "
         "pettingzoo:classic/connect_four_v3), or a path my_package.my_env:env of any PettingZoo AEC "
-        "environment with text",
+        "environment with text; or several with names and weights: a=coding,b=search*2",
         shared="run",
     )
     env_args: Mapping[str, Any] = task_setting(

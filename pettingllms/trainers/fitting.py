@@ -28,6 +28,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pettingllms.envs.base import TextEnv
+from pettingllms.envs.several import longest, parts_of
 from pettingllms.errors import ConfigError
 from pettingllms.policies.roles import own_names, trained_policies
 from pettingllms.rollout.episode import AnyEnv
@@ -148,12 +149,17 @@ def check_method(
             f"method {config.method} has no advantages; join it to a method that has, such as "
             f"--method {config.method}+dr_mas"
         )
-    check_needs(config, made, env)
+    if "cross_runs" in made.needs and len(parts_of(env)) > 1:
+        raise ConfigError(
+            f"method {config.method} runs programs and tests of one environment, and {config.env} are several"
+        )
+    for part in parts_of(env):
+        check_needs(config, made, part)
+        made.shape().check(part)
     if config.difficulty_pools:
         if lacking(("success",), env):
             raise ConfigError(f"difficulty_pools {NEEDS['success'][1].format(env=env)}")
         Pools(config, env)  # made only for the errors that it raises
-    made.shape().check(env)
     _check_credit(config, made)
     trained = trained_policies(config.train_roles, players)
     # Asked for the first step, because a method refuses a team only when it is asked.
@@ -202,7 +208,7 @@ def _check_turns(config: ResolvedConfig, env: AnyEnv) -> None:
         ConfigError: a turn of `train_turns` is not below the environment's limit.
     """
     # Environments of other packages may not say how long an episode can be.
-    limit = getattr(env.unwrapped, "max_turns", None)
+    limit, _ = longest(env)
     if limit is None:
         return
     if beyond := sorted(turn for turn in config.turns or () if turn >= limit):

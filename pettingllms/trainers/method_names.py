@@ -33,6 +33,7 @@ _FILES = {
     "gigpo": ("gigpo:Gigpo",),
     "gdpo": ("gdpo:Gdpo",),
     "aligned": ("aligned:Aligned",),
+    "agentrl": ("agentrl:AgentRl",),
     "rae": ("rae:Rae",),
     "marshal": ("marshal:Marshal",),
     "max_rl": ("max_rl:MaxRl",),

@@ -14,9 +14,10 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pettingllms.envs.aec import clone_env
+from pettingllms.envs.several import parts_of
 from pettingllms.errors import ConfigError
 from pettingllms.rollout.engine import RolloutEngine, longest_prompts
 from pettingllms.rollout.episode import AnyEnv, tasks_of_step
@@ -68,8 +69,9 @@ class Player:
         env = self.env
         if getattr(env.unwrapped, "reward_funcs", ()):
             env = clone_env(env)
-            inner: Any = env.unwrapped
-            inner.trainer_state = SimpleNamespace(global_step=step, max_steps=config.max_steps)
+            state = SimpleNamespace(global_step=step, max_steps=config.max_steps)
+            for part in parts_of(env):
+                part.unwrapped.trainer_state = state
         replays = getattr(env.unwrapped, "replays", None)  # of a program
         replayed = 0.0 if replays is None else replays.seconds
         shard, count = config.tasks_per_shard, config.tasks_per_step
