@@ -26,9 +26,10 @@ LACKS: dict[str, tuple[dict[str, Any], str]] = {
     "rounds": ({"rounds": False}, r"do not act in rounds"),
     "success": ({"success": False}, r"needs to know whether the team succeeded"),
     "calls": ({"caller": ""}, r"is for an agent that calls others"),
+    "judge": ({"judge": ""}, r"has no judge"),
 }
 ALL = {"reward_parts": 2, "judged_replies": True, "caller": "x", "cross_runs": ("a", "b")}
-ALL |= {"success": True}
+ALL |= {"success": True, "judge": "judge_0"}
 """What an environment says that lacks nothing."""
 
 

@@ -18,6 +18,7 @@ and to lack what few have:
 | `judged_replies`: `info["right"]` says of every reply whether it is right | `"judged_replies": True` |
 | `cross_runs`: programs and tests that can be run on each other, `env.cross` | the roles, `"cross_runs": ("coder", "tester")` |
 | `calls`: an agent that calls others, as often as it likes | its name, `"caller": "planner_0"` |
+| `judge`: an agent that says of every reply whether it is right | its name, `"judge": "judge_0"` |
 """
 
 from __future__ import annotations
@@ -83,6 +84,10 @@ NEEDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         lambda env: not env.metadata.get("caller"),
         "is for an agent that calls others, and {env} names none in its metadata (debugging does, and "
         "search with --env-args.topology nested)",
+    ),
+    "judge": (
+        lambda env: not env.metadata.get("judge"),
+        "pays for verdicts on replies, and {env} has no judge (--env judged:NAME adds one to any)",
     ),
 }
 """Need -> whether an environment lacks it, and what then is to be said."""

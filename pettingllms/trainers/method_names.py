@@ -46,6 +46,7 @@ _FILES = {
     "mhgpo": ("mhgpo:Mhgpo", "flow:Flow"),
     "cure": ("cure:Cure",),
     "distill": ("distill:Distill",),
+    "judged": ("judged:LearnedJudge",),
 }
 METHODS = Registry(
     "method",
