@@ -53,7 +53,7 @@ from pettingllms.trainers.difficulty import SizedEnvs, sizes_of
 from pettingllms.trainers.per_policy import OF_THE_BASE, base_model, by_base, own_settings
 from pettingllms.trainers.presets import embedded_arguments
 
-_OWN_FILE = re.compile(r"(program:)?(.*\.py)(:[^:]*)?")
+_OWN_FILE = re.compile(r"((?:judged:)?(?:program:)?)(.*\.py)(:[^:]*)?")
 EnvSource = str | AnyEnv | Callable[..., AnyEnv]
 """A name or path, an environment, or what makes one, given the arguments that it takes."""
 

@@ -97,6 +97,7 @@ def test_a_shape_draws_as_many_completions_as_its_table_says(name: str) -> None:
     most = {"look_ahead": ahead, "round_robin": table["round_robin f"][0][0]}
     # One copy for each agent before a decision, or for each set of them: they share what they can.
     most |= {"blanked": width * (n + n * (n - 1) // 2), "coalitions": width * (2**n - 1)}
+    most["verdicts"] = table["episodes"][0]  # nobody judges here
     expected = most[name] if name in most else table[name][0]
     shape = SHAPES.load(name).of(width, "first")
     assert shape.completions(n) == expected

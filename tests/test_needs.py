@@ -28,9 +28,10 @@ LACKS: dict[str, tuple[dict[str, Any], str]] = {
     "opponents": ({"opponents": False}, r"is for games against an opponent"),
     "calls": ({"caller": ""}, r"is for an agent that calls others"),
     "privileged": ({"tells": False}, r"tells of none"),
+    "judge": ({"judge": ""}, r"has no judge"),
 }
 ALL = {"reward_parts": 2, "judged_replies": True, "caller": "x", "cross_runs": ("a", "b")}
-ALL |= {"success": True}
+ALL |= {"success": True, "judge": "judge_0"}
 """What an environment says that lacks nothing."""
 
 

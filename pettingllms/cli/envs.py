@@ -102,7 +102,7 @@ def _list(options: argparse.Namespace) -> int:
         print(f"{name:<12} {_summary(module.__doc__)}")
     for name, path in BRIDGES.items():
         module = importlib.import_module(path.partition(":")[0])
-        what = "FILE.py:FUNCTION" if name == "program" else "GAME"
+        what = {"judged": "NAME", "program": "FILE.py:FUNCTION"}.get(name, "GAME")
         print(f"{f'{name}:{what}':<12} {_summary(module.__doc__)}")
     return 0
 

@@ -68,6 +68,7 @@ registry, the command line and the tests find it from there."""
 MOVED = ("debugging", "signal")
 """Examples of the repository, which a checkout still knows by these names."""
 BRIDGES = {
+    "judged": "pettingllms.envs.judged:env",
     "program": "pettingllms.envs.program_v0:env",
     "textarena": "pettingllms.contrib.games.textarena_v0:env",
     "pettingzoo": "pettingllms.contrib.games.classic_v0:env",
@@ -161,6 +162,8 @@ def creator_of(name: str) -> Any:
         return Several(entries, {key: creator_of(entry.env) for key, entry in entries.items()})
     # Before paths, because such a name has the form of one.
     bridge, _, game = name.partition(":")
+    if bridge == "judged":  # makes a maker, with the arguments of the environment inside
+        return _resolve(BRIDGES[bridge])(game)
     if bridge in BRIDGES:
         return functools.partial(_resolve(BRIDGES[bridge]), game)
     if short_name(name) in MOVED:

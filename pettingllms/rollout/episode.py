@@ -142,7 +142,7 @@ class Episode:
 
     def privileged(self) -> str:
         """What the environment knows of the task and does not tell the agent to act."""
-        tell = getattr(self.env.unwrapped, "privileged_for", None)
+        tell = getattr(self.env, "privileged_for", None)
         return "" if tell is None else str(tell(self.agent or ""))
 
     def leaving(self, branch: Branch, k: int) -> Episode:

@@ -20,6 +20,7 @@ and to lack what few have:
 | `cross_runs`: programs and tests that can be run on each other, `env.cross` | the roles, `"cross_runs": ("coder", "tester")` |
 | `calls`: an agent that calls others, as often as it likes | its name, `"caller": "planner_0"` |
 | `privileged`: what agents are not told, such as the right answer | nothing: it overrides `TextEnv._privileged`, or has a method `privileged_for(agent)` |
+| `judge`: an agent that says of every reply whether it is right | its name, `"judge": "judge_0"` |
 """
 
 from __future__ import annotations
@@ -101,6 +102,10 @@ NEEDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         lambda env: not _tells_judges(env.unwrapped),
         "asks how likely replies are to someone who knows the solution, and {env} tells of none (coding, "
         "math, read, and search do; one of your own overrides `_privileged`)",
+    ),
+    "judge": (
+        lambda env: not env.metadata.get("judge"),
+        "pays for verdicts on replies, and {env} has no judge (--env judged:NAME adds one to any)",
     ),
 }
 """Need -> whether an environment lacks it, and what then is to be said."""

@@ -50,6 +50,7 @@ _FILES = {
     "distill": ("distill:Distill",),
     "hindsight": ("hindsight:Hindsight",),
     "league": ("league:League", "rivals:Rivals"),
+    "judged": ("judged:LearnedJudge",),
 }
 METHODS = Registry(
     "method",
