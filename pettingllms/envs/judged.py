@@ -17,6 +17,7 @@ from gymnasium.spaces import Dict
 from pettingzoo.utils.wrappers.base import BaseWrapper
 
 from pettingllms.envs.aec import AnyEnv, creator_of, made_by, observe_text
+from pettingllms.envs.several import entries_of, text_of
 from pettingllms.envs.spaces import MAX_TEXT, FreeText
 from pettingllms.envs.thinking import CLOSE, OPEN, without_thought
 from pettingllms.errors import ConfigError
@@ -32,7 +33,14 @@ _OF_EPISODES = ("success", "f1", "answer")
 
 
 def env(name: str) -> Callable[..., AnyEnv]:
-    """Returns what makes the environment `name` with a judge; its arguments are the environment's."""
+    """Returns what makes the environment `name` with a judge; its arguments are the environment's.
+
+    Raises:
+        ConfigError: there are several.
+    """
+    if entries := entries_of(name):
+        judged = {key: part._replace(env=f"judged:{part.env}") for key, part in entries.items()}
+        raise ConfigError(f"judged: adds a judge to one environment; write {text_of(judged)}")
     inner = creator_of(name)
     make = functools.wraps(inner, updated=())(
         lambda **kwargs: JudgedEnv(made_by(inner, name, **kwargs))
