@@ -244,6 +244,7 @@ SCRIPTS = (
     *(
         "alpha",
         "distillation",
+        "hindsight",
         "parts",
         "prompts",
         "protocol",

@@ -107,7 +107,10 @@ WITH_GAMES = [
     """self_play --game kuhn tictactoe --seeds 0 --set '{"max_steps": 1, "tasks_per_step": 1}'""",
 ]
 """Commands that need TextArena or PettingZoo's classic games: `make test-games`."""
-WITH_SMOLLM2 = ["prompts --replies 1 --envs math --kinds small --out made/prompts.json"]
+WITH_SMOLLM2 = [
+    "prompts --replies 1 --envs math --kinds small --out made/prompts.json",
+    "hindsight --envs read --tasks 1",
+]
 """Commands that load a pretrained model: `make test-real`."""
 ON_RAY = [
     "scale sleepers --workers 1 --shards 1 --seconds 0.1",
