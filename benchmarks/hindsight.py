@@ -4,7 +4,7 @@
 
 SmolLM2 replies eight times to each prompt of a turn. Of replies to the same prompt that earned differently, the ranks of both are
 correlated, and the reply with the highest score is compared with the mean one. The same is done with the length of replies in place
-of the score. Writes `results/hindsight.json`. One core, a CPU-minute for ten tasks of `read`.
+of the score. Writes `results/hindsight.json`. One core, seven CPU-minutes.
 """
 
 from __future__ import annotations
