@@ -72,11 +72,11 @@ def agreement(groups: Sequence[Group]) -> dict[str, dict[str, Any]]:
         rows = defaultdict[str, list[tuple[float, float]]](list)
         for group in own:
             rewards = [candidate.reward for candidate in group.candidates]
-            said = {
+            by_score = {
                 "hindsight": [float(str(candidate.advantage)) for candidate in group.candidates],
                 "length": [float(len(c.completion.token_ids)) for c in group.candidates],
             }
-            for name, scores in said.items():
+            for name, scores in by_score.items():
                 if (rank := spearman(scores, rewards)) is not None:
                     best = rewards[int(np.argmax(scores))]
                     rows[name].append((rank, best - fmean(rewards)))

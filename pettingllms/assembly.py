@@ -444,8 +444,8 @@ def isolation_of(env: AnyEnv, level: str) -> str | None:
         SandboxUnavailable: full isolation is required, and this is less.
     """
     if isinstance(several := env.unwrapped, SeveralEnvs):
-        each = (isolation_of(part, level) for part in several.parts.values())
-        return ", ".join(dict.fromkeys(layers for layers in each if layers)) or None
+        isolations = (isolation_of(env, level) for env in several.parts.values())
+        return ", ".join(dict.fromkeys(layers for layers in isolations if layers)) or None
     try:
         sandbox = getattr(env.unwrapped, "sandbox", None)
         if sandbox is None:

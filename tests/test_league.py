@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from gymnasium.spaces import Text
 from pettingzoo import AECEnv
 
 from benchmarks.scale import run
@@ -24,6 +23,7 @@ from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.method import Method
 from pettingllms.types import Task
+from tests import tic_tac_toe_env
 from tests.test_checkpoints import assert_same, new_folder, weights
 from tests.tiny_lm import save_tiny
 
@@ -44,7 +44,7 @@ SETTINGS: dict[str, Any] = {
 VERSIONED: dict[str, Any] = {"every": 1, "itself": 0.0}
 
 
-class env(AECEnv):
+class env(tic_tac_toe_env.env):
     """Each player writes once; who has the larger share of ASCII wins 1 from the other."""
 
     metadata = {"name": "letters_match", "render_modes": [], "is_parallelizable": False}  # noqa: RUF012
@@ -52,23 +52,10 @@ class env(AECEnv):
     def __init__(self):
         super().__init__()
         self.possible_agents = ["first_0", "second_0"]
-        self.render_mode = None
-
-    def observation_space(self, agent):
-        return Text(200)
-
-    def action_space(self, agent):
-        return Text(200)
 
     def reset(self, seed=None, options=None):
-        self.agents = self.possible_agents[:]
-        self.rewards = dict.fromkeys(self.agents, 0)
-        self._cumulative_rewards = dict.fromkeys(self.agents, 0)
-        self.terminations = dict.fromkeys(self.agents, False)
-        self.truncations = dict.fromkeys(self.agents, False)
-        self.infos = {agent: {} for agent in self.agents}
+        super().reset(seed, options)
         self.seed, self.shares = seed, []
-        self.agent_selection = self.agents[0]
 
     def observe(self, agent):
         return f"{agent}: match {self.seed}"
@@ -87,9 +74,6 @@ class env(AECEnv):
             self.rewards = {"first_0": lead, "second_0": -lead}
             self.terminations = dict.fromkeys(self.agents, True)
         self._accumulate_rewards()
-
-    def render(self):
-        return None
 
 
 class sharing(env):

@@ -52,8 +52,8 @@ def env(name: str) -> Callable[..., AnyEnv]:
 
 def verdict_of(text: str) -> int:
     """Returns 1 for right, -1 for wrong, and 0 where the last line is neither."""
-    said = (without_thought(text) if len(text) <= MAX_TEXT else None) or ""
-    verdict = _VERDICT.fullmatch(said.strip().rpartition("\n")[2])
+    answer = (without_thought(text) if len(text) <= MAX_TEXT else None) or ""
+    verdict = _VERDICT.fullmatch(answer.strip().rpartition("\n")[2])
     return 0 if verdict is None else 1 if verdict[1].lower() == "right" else -1
 
 
@@ -123,9 +123,9 @@ class JudgedEnv(BaseWrapper[Any, Any, Any]):
             prompt = observe_text(self.env, agent)
             self.env.step(action)
         if judging := not finished and agent != JUDGE:
-            said, info, rewards = without_thought(action), self.env.infos[agent], self.env.rewards
+            reply, info, rewards = without_thought(action), self.env.infos[agent], self.env.rewards
             self._question = QUESTION.format(
-                quoted(prompt), quoted(action if said is None else said)
+                quoted(prompt), quoted(action if reply is None else reply)
             )
             self._said = {key: info[key] for key in _OF_EPISODES if key in info}
         self._follow(agent, rewards, judging=judging)

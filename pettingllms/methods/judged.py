@@ -63,8 +63,8 @@ class LearnedJudge(EpisodeCredit):
                 # None where the judge's prompt had no room, which ended the episode.
                 return trajectory.outcome + means.get(group.key.parent, 0.0)
             verdict = _verdict(candidate)
-            said = means[group.key.parent - 1]
-            return (trajectory.outcome + said) * verdict if verdict else UNREADABLE
+            mean = means[group.key.parent - 1]
+            return (trajectory.outcome + mean) * verdict if verdict else UNREADABLE
 
         return repaid(trajectory, reward)
 
@@ -75,8 +75,8 @@ class LearnedJudge(EpisodeCredit):
             compared[_key(group)] += [candidate.reward for candidate in group.candidates]
         scaled = self.config.scale_rewards != "none"
         middle = {key: fmean(rewards) for key, rewards in compared.items()}
-        scale = {key: pstdev(each) + EPSILON if scaled else 1.0 for key, each in compared.items()}
-        silent = {key for key, each in compared.items() if max(each) - min(each) <= SAME}
+        scale = {key: pstdev(of) + EPSILON if scaled else 1.0 for key, of in compared.items()}
+        silent = {key for key, of in compared.items() if max(of) - min(of) <= SAME}
         return [
             0.0 if (key := _key(g)) in silent else (c.reward - middle[key]) / scale[key]
             for g in groups
