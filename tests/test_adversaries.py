@@ -151,6 +151,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("tasks")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "role"), CASES)
 def test_an_honest_player_earns_more_than_any_adversary(name, role, folder):
     """In the environment's rewards, and after every combination that the settings accept."""

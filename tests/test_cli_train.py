@@ -43,6 +43,7 @@ def words(model: Path, run: Path, *more: str, steps: int = 2) -> list[str]:
 # ------------------------------------------------------------------------------- end to end
 
 
+@pytest.mark.slow
 def test_two_steps_from_the_command_line_give_adapters_for_plain_peft(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,6 +77,7 @@ def test_two_steps_from_the_command_line_give_adapters_for_plain_peft(
     assert "leave out --max-steps" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_default_is_the_embedded_model_on_the_coding_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,6 +99,7 @@ def test_the_default_is_the_embedded_model_on_the_coding_environment(
     )
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_saves_says_how_to_go_on_and_exits_with_130(
     model: Path, tmp_path: Path
 ) -> None:

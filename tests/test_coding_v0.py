@@ -529,7 +529,7 @@ def test_what_a_program_printed_is_clipped_in_the_record(play):
 
 HOSTILE = {
     "backticks": "`" * 1_000_000,
-    "fences": "```\n" * 250_000,
+    "fences": "```\n" * 25_000,
     "a wide fence": "```" + " " * 500_000 + "a" * 499_000 + "`",
     "brackets": "```input\n" + "[" * 60_000 + "\n```\n```output\n" + "]" * 60_000 + "\n```",
     "pairs": "```input\n1\n```\n```output\n1\n```\n" * 20_000,

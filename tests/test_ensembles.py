@@ -210,6 +210,7 @@ def pair(adapter: Path, tmp_path: Path) -> str:  # noqa: F811
     return f"a={adapter},b={tmp_path / 'other'}"
 
 
+@pytest.mark.slow
 def test_one_command_makes_the_table_and_another_plays_by_it(
     words: list[str], pair: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

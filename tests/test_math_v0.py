@@ -584,7 +584,7 @@ HOSTILE = {
     "closed boxes": r"\boxed{" * 70_000 + "}" * 70_000,
     "braces": r"\boxed{" + "{" * 900_000,
     "backticks": "`" * 1_000_000,
-    "fences": "```\n" * 250_000,
+    "fences": "```\n" * 25_000,
     "tower": box("9^{9^{9^9}}"),
     "long number": box("9" * 100_000),
     "deep": box("(" * 400 + ")" * 400),

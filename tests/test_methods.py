@@ -201,6 +201,7 @@ class Heard(Silent):
         self.said.append(text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "warned"), [("at_grpo", True), ("grpo", False)])
 def test_a_tree_on_an_outcome_at_the_end_is_warned_about(tmp_path, method, warned):
     heard = Heard()

@@ -46,6 +46,7 @@ def game(**facts):
     return Lacking
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("need", list(NEEDS))
 def test_methods_that_need_what_is_lacking_are_refused_before_a_model_is_loaded(need):
     facts, message = LACKS[need]

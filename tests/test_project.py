@@ -163,6 +163,7 @@ for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
 # Commands
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", sorted(PROJECT["scripts"]))
 def test_every_command_explains_itself(script: str) -> None:
     module, function = PROJECT["scripts"][script].split(":")

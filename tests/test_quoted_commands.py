@@ -228,12 +228,14 @@ def test_a_quoted_command_is_run_with_its_options(command: Quoted) -> None:
     ), "add its options to a command that runs, or a command of its own"
 
 
+@pytest.mark.slow
 def test_what_is_run_is_quoted() -> None:
     modules = {command.module for command in quoted()}
     assert {covered.module for covered in KNOWN} == modules
     assert all(find_spec(f"benchmarks.{module}") for module in modules)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_quoted_commands_run_with_their_smallest_settings(tmp_path: Path) -> None:
     pytest.importorskip("trl")

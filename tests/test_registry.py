@@ -222,6 +222,7 @@ def test_unreadable_replies_are_truncated_after_max_cycles(path):
     assert path in DECIDED or [*dict.fromkeys(order)] == env.possible_agents
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FACTORIES)
 def test_check_env_passes(name, caplog):
     check_env(
@@ -302,6 +303,7 @@ def pickled(env: Any) -> Any:
     return twin
 
 
+@pytest.mark.slow
 @environments
 def test_every_seed_can_be_played_and_pickled_at_every_point_whatever_the_arguments(name):
     rng = random.Random(name)

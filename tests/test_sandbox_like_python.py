@@ -131,6 +131,7 @@ def sandbox() -> Iterator[Sandbox]:
         yield sandbox
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_does_what_it_does_outside(sandbox: Sandbox, name: str, tmp_path):
     script = tmp_path / "main.py"

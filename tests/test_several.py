@@ -85,6 +85,7 @@ def test_tasks_are_drawn_by_weight_from_seed_and_step_alone() -> None:
     assert len({task.id for step in steps for task in step}) == 1000
 
 
+@pytest.mark.slow
 def test_an_episode_is_byte_equal_to_one_of_its_environment_alone(model: Path) -> None:
     config = resolve(settings(model, tasks_per_step=8, tasks_per_shard=1))
     env = training_env(config, None, ())
@@ -112,6 +113,7 @@ def test_an_episode_is_byte_equal_to_one_of_its_environment_alone(model: Path) -
         assert rows
 
 
+@pytest.mark.slow
 def test_a_resumed_run_equals_the_uninterrupted_one(model: Path, tmp_path: Path) -> None:
     config = resolve(settings(model, max_steps=4, method="agentrl", max_num_gen_batches=2))
     env = training_env(config, None, ())
@@ -137,6 +139,7 @@ def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Summary:
     return train(settings(model, output_dir=str(folder), eval_tasks=3, eval_steps=1, max_steps=2))
 
 
+@pytest.mark.slow
 def test_the_success_of_each_is_reported_in_training(run: Summary) -> None:
     rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     evals = [row for row in rows if row["kind"] == "eval"]
@@ -152,6 +155,7 @@ def test_the_success_of_each_is_reported_in_training(run: Summary) -> None:
     assert {parsed(line)["size"] for line in lines} == {"two", "three"}
 
 
+@pytest.mark.slow
 def test_a_run_is_evaluated_together_or_on_one_of_its_environments(
     run: Summary, tmp_path: Path
 ) -> None:

@@ -145,6 +145,7 @@ CALLS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", CALLS)
 def test_obvious_calls_train_evaluate_and_save(call: str, folder: Path, tmp_path: Path) -> None:
     inputs = CALLS[call](folder)
@@ -311,6 +312,7 @@ def last_rewards(run: Path) -> list[Any]:
     return [c for trajectory in episodes for group in trajectory.groups for c in group.candidates]
 
 
+@pytest.mark.slow
 def test_reward_functions_add_to_the_local_reward_and_are_recorded(
     folder: Path, tmp_path: Path
 ) -> None:
