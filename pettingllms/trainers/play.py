@@ -22,7 +22,7 @@ from pettingllms.errors import ConfigError
 from pettingllms.rollout.engine import RolloutEngine, longest_prompts
 from pettingllms.rollout.episode import AnyEnv, tasks_of_step
 from pettingllms.rollout.shapes import RolloutShape
-from pettingllms.rollout.trajectory import Trajectory
+from pettingllms.rollout.trajectory import Trajectory, check_room
 from pettingllms.samplers.base import DEFAULT_TOKENS_PER_BATCH, Sampler
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.method import Casting
@@ -132,7 +132,11 @@ def check_shards(config: ResolvedConfig) -> None:
 
 
 def sampled(trainer: ATGRPO, clock: Clock) -> list[Trajectory]:
-    """Rolls out the tasks of the trainer's next step; the trainer's `batch` is 0 before and after."""
+    """Rolls out the tasks of the trainer's next step; the trainer's `batch` is 0 before and after.
+
+    Raises:
+        ConfigError: no prompt of the step leaves room for a completion in the context.
+    """
     config, trajectories = trainer.config, list[Trajectory]()
     try:
         for trainer.batch in range(config.max_num_gen_batches):
@@ -142,6 +146,7 @@ def sampled(trainer: ATGRPO, clock: Clock) -> list[Trajectory]:
                 break
     finally:
         trainer.batch = 0
+    check_room(trajectories, config.max_completion_length)
     return trajectories
 
 
