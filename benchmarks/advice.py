@@ -4,10 +4,9 @@
     python -m benchmarks.advice            everything that is missing; --minutes 4 ends earlier and keeps what it has
     python -m benchmarks.advice --dry-run  the trainings that are due
 
-Every setting (`rho`, `q`, rank of the adapters) is trained with one shared policy and with a policy for each role, on equally many
-generated tokens, with a constant learning rate that is chosen of two
-on the seed `TUNING` for each arm and rank. Success is the share of right decisions, read from
-the policies' probabilities after a tenth and a third of the tokens and at the end. The first tenth of the shared run, and its first third, give the
+Every setting (`rho`, `q`, rank of the adapters, `mass`) is trained with one shared policy and with a policy for each role, on equally many
+generated tokens, with a constant learning rate that is chosen of six on the seed `TUNING` for each arm and rank. Success is the share of right decisions, read from
+the policies' probabilities after a tenth and a third of the tokens and at the end. The first tenth of the shared run, at least eight steps, and its first third give the
 signals: G, what it predicts, the plain cosine of gradients; the race is the difference of both arms after a tenth. Writes `results/advice.json`.
 """
 
@@ -26,7 +25,7 @@ import matplotlib
 import torch
 from matplotlib import pyplot
 
-from benchmarks.evidence import revision
+from benchmarks.evidence import Table, revision
 from benchmarks.options import Options
 from benchmarks.priming.duet import OUT
 from pettingllms.envs.duet_v0 import DuetState, best_decisions
@@ -36,7 +35,7 @@ from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import parse_policies
 from pettingllms.runs import versions
-from pettingllms.trainers.advice import Sums
+from pettingllms.trainers.advice import BLOCKS, Sums
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.callbacks import Callback
 from pettingllms.trainers.config import ATGRPOConfig
@@ -45,11 +44,11 @@ RESULTS = Path(__file__).parent / "results" / "advice.json"
 PICTURE = Path(__file__).parents[1] / "docs" / "advice.png"
 ROLES = ("left", "right")
 SHARED, APART = "shared", "per-role"
-RHOS, QS, RANKS = (0.0, 0.5, 1.0), (0.0, 1.0), (2, 16)
-RATES = (2e-3, 5e-3)
-TUNING, SEEDS = 100, (0, 1)
-TUNED = (0.5, 0.0)
-"""The `rho` and `q` for which rates are chosen."""
+RHOS, QS, RANKS, MASSES = (0.0, 0.5, 1.0), (0.0, 0.5, 1.0), (2, 16), (1, 3)
+RATES = (5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2)
+TUNING, SEEDS = 100, (0, 1, 2)
+TUNED = ((0.5, 0.0), (0.5, 1.0))
+"""The `rho` and `q` for which rates are chosen, with equal shares of the tokens."""
 TOKENS = 80_000
 READ_AT = {"tenth": 0.1, "third": 1 / 3, "end": 1.0}
 """Reading -> share of the tokens."""
@@ -75,14 +74,15 @@ class Setting(NamedTuple):
     rho: float
     q: float
     rank: int
+    mass: int
 
     @property
     def name(self) -> str:
         """Names it in the results."""
-        return f"rho {self.rho:g}, q {self.q:g}, rank {self.rank}"
+        return f"rho {self.rho:g}, q {self.q:g}, rank {self.rank}, mass {self.mass}"
 
 
-SETTINGS = tuple(Setting(*dials) for dials in product(RHOS, QS, RANKS))
+SETTINGS = tuple(Setting(*dials) for dials in product(RHOS, QS, RANKS, MASSES))
 
 
 class Cell(NamedTuple):
@@ -162,7 +162,7 @@ def decisions(policies: PolicySet, env: Duet) -> float:
 def train(base: Path, cell: Cell, tokens: int = TOKENS) -> dict[str, Any]:
     """Trains a cell; returns success at each reading, and for a shared policy the signals."""
     started, dials = time.process_time(), cell.setting
-    env = Duet(rho=dials.rho, q=dials.q, key=cell.seed, prompt="compact")
+    env = Duet(rho=dials.rho, q=dials.q, mass=dials.mass, key=cell.seed, prompt="compact")
     config = ATGRPOConfig(
         env="duet",
         model=str(base),
@@ -188,6 +188,8 @@ def train(base: Path, cell: Cell, tokens: int = TOKENS) -> dict[str, Any]:
             trainer.train_step()
         readings[name] = round(decisions(policies, env), 4)
         if cell.arm == SHARED and name != "end":
+            while trainer.step < BLOCKS:  # as `--advise` does
+                trainer.train_step()
             signals[name] = watch.signals()
         # Gradients of the rest are not read, as `--advise` does not read them.
         watch.wants_gradients = name == "tenth"
@@ -199,22 +201,31 @@ def cells(runs: Mapping[str, Any]) -> list[Cell]:
     """All trainings that are due now; those of the results follow from those of the tuning."""
     due = [
         Cell(setting, arm, rate, TUNING)
-        for setting, arm, rate in product(SETTINGS, (SHARED, APART), RATES)
-        if setting[:2] == TUNED
+        for rank, arm, rate in product(RANKS, (SHARED, APART), RATES)
+        for setting in tuning(rank)
     ]
     if any(cell.name not in runs for cell in due):
         return due
     return due + [
-        Cell(setting, arm, chosen_rate(runs, setting, arm), seed)
+        Cell(setting, arm, chosen_rate(runs, setting.rank, arm), seed)
         for seed in SEEDS
         for setting, arm in product(SETTINGS, (SHARED, APART))
     ]
 
 
-def chosen_rate(runs: Mapping[str, Any], setting: Setting, arm: str) -> float:
-    """The rate with the best success on the tuning seed: one for all `rho` and `q`, because a user knows neither."""
-    tuned = Setting(*TUNED, setting.rank)
-    return max(RATES, key=lambda rate: runs[Cell(tuned, arm, rate, TUNING).name]["success"]["end"])
+def tuning(rank: int) -> list[Setting]:
+    """The settings for which the rates of a rank are chosen."""
+    return [Setting(*dials, rank, mass=1) for dials in TUNED]
+
+
+def chosen_rate(runs: Mapping[str, Any], rank: int, arm: str) -> float:
+    """The rate with the best mean success on the tuning seed: one for all `rho`, `q`, and `mass`, because a user knows none."""
+
+    def success(rate: float) -> float:
+        cells = (Cell(setting, arm, rate, TUNING) for setting in tuning(rank))
+        return statistics.mean(runs[cell.name]["success"]["end"] for cell in cells)
+
+    return max(RATES, key=success)
 
 
 class Row(NamedTuple):
@@ -232,7 +243,7 @@ def rows(runs: Mapping[str, Any], when: str = "tenth") -> list[Row]:
     found = []
     for setting, seed in product(SETTINGS, SEEDS):
         apart, shared = (
-            runs.get(Cell(setting, arm, chosen_rate(runs, setting, arm), seed).name)
+            runs.get(Cell(setting, arm, chosen_rate(runs, setting.rank, arm), seed).name)
             for arm in (APART, SHARED)
         )
         if apart is not None and shared is not None:
@@ -351,15 +362,49 @@ def left_out(by_setting: Mapping[Setting, Sequence[Row]], gains: Mapping[Setting
     }
 
 
+def table(result: Mapping[str, Any]) -> Table:
+    """Success of a policy for each role less that of a shared one at the end, the mean of the seeds, by setting."""
+    by_setting: dict[Setting, list[float]] = {}
+    for row in rows(result["runs"]):
+        by_setting.setdefault(row.setting, []).append(row.gain["end"])
+    lines = []
+    for mass, rank in product(MASSES, RANKS):
+        cells = [by_setting[Setting(rho, q, rank, mass)] for q, rho in product(QS, RHOS)]
+        name = f"rank {rank}" + (f", {mass} phrases of `left`" if mass > 1 else "")
+        lines.append([name, *(f"{statistics.mean(gains):+.2f}" for gains in cells)])
+    return ["`rho`, `q`", *(f"{rho:g}, {q:g}" for q, rho in product(QS, RHOS))], lines
+
+
+def signals(result: Mapping[str, Any]) -> Table:
+    """What each signal of the first tenth, and of the first third, tells of the end."""
+    lines, when = [], ("tenth for end", "third for end")
+    tenth, third = (result["judged"][name] for name in when)
+    for name, judgement in tenth["signals"].items():
+        of_third = third["signals"][name]
+        rank = "" if judgement["spearman"] is None else f"{judgement['spearman']:+.2f}"
+        if judgement["interval"]:
+            rank += " [{:+.2f}, {:+.2f}]".format(*judgement["interval"])
+        numbers = (judgement["sign_right"], judgement["lost"])
+        lines.append([name, *(f"{number:.2f}" for number in numbers), rank])
+        lines[-1].append(f"{of_third['sign_right']:.2f}")
+    return [
+        "signal after a tenth",
+        "right sign",
+        "success lost",
+        "rank correlation",
+        "right sign after a third",
+    ], lines
+
+
 def draw(result: Mapping[str, Any], file: Path) -> None:
     """Draws for each setting the expected and the measured difference at the end, by share of prompts without the role's name."""
     # The non-interactive backend, chosen before the first figure.
     matplotlib.use("agg")
     figure, axes = pyplot.subplots(figsize=(5, 3.6), layout="constrained")
-    for q, marker in zip(QS, "os", strict=True):
+    for q, marker in zip(QS, "o^s", strict=True):
         points = [row for row in rows(result["runs"]) if row.setting.q == q]
         across = [row.signals["expected"] for row in points]
-        label = "every prompt names its role" if not q else "no prompt names its role"
+        label = f"{1 - q:.0%} of prompts name their role"
         axes.scatter(across, [row.gain["end"] for row in points], marker=marker, label=label)
     axes.axhline(0, color="gray", linewidth=0.8)
     axes.axline((0, 0), slope=1, color="gray", linewidth=0.8, linestyle=":")

@@ -49,10 +49,10 @@ def main() -> None:
 
 def one(seed: int, tokens: int, tasks: int) -> dict[str, Any]:
     """The base in both roles, and each arm after its training."""
-    found: dict[str, Any] = {"seed": seed}
+    result: dict[str, Any] = {"seed": seed}
     for role, arms in ARMS.items():
         folder = OUT / f"{tokens}-{seed}" / role
-        own = found[role] = {BEFORE: {"alone": alone(folder, role, seed, tasks)}}
+        scores = result[role] = {BEFORE: {"alone": alone(folder, role, seed, tasks)}}
         for name, settings in arms.items():
             run = warm.train(
                 folder / name.replace(", ", "-").replace(" ", "-"),
@@ -61,20 +61,20 @@ def one(seed: int, tokens: int, tasks: int) -> dict[str, Any]:
                 **settings,
             )
             adapter = run / "adapters" / ("a" if settings["env_args"] is PAIR else role)
-            own[name] = {"alone": alone(folder, role, seed, tasks, adapter)}
-            own[name]["tokens"] = warm.tokens_of(run)
-    print(found, flush=True)
-    return found
+            scores[name] = {"alone": alone(folder, role, seed, tasks, adapter)}
+            scores[name]["tokens"] = warm.tokens_of(run)
+    print(result, flush=True)
+    return result
 
 
 def alone(folder: Path, role: str, seed: int, tasks: int, adapter: Path | None = None) -> float:
     """Share of the test tasks that the role, or the base in it, answers rightly in its only turn."""
-    given: dict[str, Any] = {"limit": tasks}
+    options: dict[str, Any] = {"limit": tasks}
     if adapter is not None:
-        given |= {"adapters": f"{role}={adapter}", "base": False}
+        options |= {"adapters": f"{role}={adapter}", "base": False}
     out = folder / f"play-{adapter.parents[1].name if adapter else 'base'}"
-    (episodes,) = warm.play(out, seed, env_args=ALONE[role], **given).values()
-    return sum(bool(each.success) for each in episodes) / len(episodes)
+    (episodes,) = warm.play(out, seed, env_args=ALONE[role], **options).values()
+    return sum(bool(episode.success) for episode in episodes) / len(episodes)
 
 
 def table(result: Any) -> Table:

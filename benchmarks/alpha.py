@@ -5,7 +5,7 @@
     python -m benchmarks.alpha --dry-run  the trainings that are due
 
 `agreement` is the correlation of the local rewards of `right` with being right. Every arm is trained on equally many generated tokens, with a
-constant learning rate that is chosen from four on the seed `TUNING`, as the best mean over the agreements `TUNED`: a user does not know
+constant learning rate that is chosen from six on the seed `TUNING`, as the best mean over the agreements `TUNED`: a user does not know
 the agreement. Success is the probability that both roles are right about a phrase, read from the policies. Writes `results/alpha.json`.
 """
 
@@ -22,11 +22,12 @@ import numpy as np
 from matplotlib import pyplot
 
 from benchmarks.advice import COMMON, ROLES, chances, run_missing, write
+from benchmarks.evidence import Table, shown
 from pettingllms.envs.duet_v0 import raw_env as Duet
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import parse_policies
-from pettingllms.statistics import over_seeds
+from pettingllms.statistics import Estimate, over_seeds
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig
 
@@ -34,7 +35,7 @@ RESULTS = Path(__file__).parent / "results" / "alpha.json"
 PICTURE = Path(__file__).parents[1] / "docs" / "alpha.png"
 AGREEMENTS = (-1.0, -0.5, 0.0, 0.5, 1.0)
 TUNED = (-0.5, 0.5)
-RATES = (1e-3, 2e-3, 5e-3, 1e-2)
+RATES = (2.5e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2)
 TUNING, SEEDS = 100, (0, 1, 2, 3, 4)
 RANK = 16
 ARMS: Mapping[str, Mapping[str, Any]] = {
@@ -163,6 +164,17 @@ def judged(runs: Mapping[str, Any]) -> dict[str, Any]:
         }
         for arm in ARMS
     }
+
+
+def table(result: Mapping[str, Any]) -> Table:
+    """Success of each arm by agreement, its mean with an interval over seeds, and what the arm `BEST` gains over it."""
+    rows = []
+    for arm, row in sorted(result["arms"].items(), key=lambda item: item[1]["mean"][0]):
+        mean, gain = (Estimate(*row[name]) for name in ("mean", "gain"))
+        shares = [f"{row['at'][f'{at:g}'][0]:.2f}" for at in AGREEMENTS]
+        gained = "" if arm == BEST else f"{gain.mean:+.2f} [{gain.low:+.2f}, {gain.high:+.2f}]"
+        rows.append([arm, f"{row['rate']:g}", *shares, shown(mean), gained])
+    return ["", "rate", *(f"{at:g}" for at in AGREEMENTS), "mean", f"`{BEST}` gains"], rows
 
 
 def draw(table: Mapping[str, Any], file: Path) -> None:

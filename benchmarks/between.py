@@ -63,7 +63,9 @@ def parts_of(prompts: Mapping[str, Sequence[Prompt]]) -> Parts:
     Args:
         prompts: task -> its prompts, each with as many completions, two or more.
     """
-    return Parts(*(float(each) for each in np.mean([_of_task(own) for own in prompts.values()], 0)))
+    return Parts(
+        *(float(mean) for mean in np.mean([_of_task(task) for task in prompts.values()], 0))
+    )
 
 
 def _of_task(prompts: Sequence[Prompt]) -> tuple[float, float, float]:
@@ -88,8 +90,8 @@ def measured(name: str, ground: Ground) -> dict[str, Any]:
     silent = total = 0
     for step in range(STEPS):
         tasks = tasks_of_step(trainer.env, config.env, step, config.tasks_per_step, config.seed)
-        found = trainer.method.credit(trainer.rollout(tasks, Clock()))
-        for group in (group for episode in found for group in episode.groups):
+        trajectories = trainer.method.credit(trainer.rollout(tasks, Clock()))
+        for group in (group for episode in trajectories for group in episode.groups):
             rewards = [candidate.reward for candidate in group.candidates]
             prompts[group.key.task].append((group.key.role, rewards))
             silent += max(rewards) - min(rewards) < 1e-9
@@ -110,12 +112,12 @@ def table(result: Any) -> Table:
     rows = [
         [
             f"`{name}`",
-            f"{each['decisions']:.1f}",
-            f"{each['share']:.2f}",
-            f"{max(0.0, each['role']) / (each['between'] + each['within']):.2f}",
-            f"{each['silent']:.2f}",
+            f"{row['decisions']:.1f}",
+            f"{row['share']:.2f}",
+            f"{max(0.0, row['role']) / (row['between'] + row['within']):.2f}",
+            f"{row['silent']:.2f}",
         ]
-        for name, each in sorted(result["grounds"].items(), key=lambda one: one[1]["decisions"])
+        for name, row in sorted(result["grounds"].items(), key=lambda one: one[1]["decisions"])
     ]
     head = ["where", "decisions of an episode", "share of the variance between prompts"]
     return [*head, "of the variance, that between roles", "silent groups"], rows

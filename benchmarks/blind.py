@@ -34,16 +34,16 @@ CLIMBED, TESTED = 300, 1000
 
 def moves(rng: random.Random, old: str, longest: int) -> str:
     """A change of a list of moves: one replaced, put in or taken out, or a new pattern."""
-    word, kind = list(old), rng.random()
-    if kind < 0.3 and word:
+    word, draw = list(old), rng.random()
+    if draw < 0.3 and word:
         word[rng.randrange(len(word))] = rng.choice("UDLR")
-    elif kind < 0.5:
+    elif draw < 0.5:
         word.insert(rng.randint(0, len(word)), rng.choice("UDLR"))
-    elif kind < 0.7 and word:
+    elif draw < 0.7 and word:
         del word[rng.randrange(len(word))]
     else:
-        part = [rng.choice("UDLR") for _ in range(rng.randint(1, 5))]
-        again = (part * longest)[: rng.randint(1, longest)]
+        pattern = [rng.choice("UDLR") for _ in range(rng.randint(1, 5))]
+        again = (pattern * longest)[: rng.randint(1, longest)]
         word = again if rng.random() < 0.5 else [*word, *again]
     return "".join(word[:longest])
 
@@ -64,9 +64,9 @@ def climbed(env: TextEnv, change: Callable[..., str], longest: int, seconds: flo
     while time.monotonic() < until:
         turn = rng.randrange(TURNS)
         new = [change(rng, word, longest) if n == turn else word for n, word in enumerate(words)]
-        (found,) = blind_baseline(env, [[f"[{word}]" for word in new]], episodes=CLIMBED)
-        if found.success >= best:
-            best, words = found.success, new
+        (baseline,) = blind_baseline(env, [[f"[{word}]" for word in new]], episodes=CLIMBED)
+        if baseline.success >= best:
+            best, words = baseline.success, new
     return [f"[{word}]" for word in words]
 
 
@@ -89,10 +89,12 @@ def main() -> None:
     rows = []
     for title, (name, options) in GAMES.items():
         for rule in ("stop", "skip"):
-            found = measured(name, options, rule, chosen.search)
-            rows.append({"game": title, "refused": rule, **found._asdict()})
-            earned = ", ".join(f"{role} {value:.2f}" for role, value in found.returns.items())
-            print(f"{title:30} {rule}  success {found.success:.3f}  returns {earned}", flush=True)
+            baseline = measured(name, options, rule, chosen.search)
+            rows.append({"game": title, "refused": rule, **baseline._asdict()})
+            earned = ", ".join(f"{role} {value:.2f}" for role, value in baseline.returns.items())
+            print(
+                f"{title:30} {rule}  success {baseline.success:.3f}  returns {earned}", flush=True
+            )
     content = {"search_seconds": chosen.search, "test_tasks": TESTED, "rows": rows}
     RESULTS.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 

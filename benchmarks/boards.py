@@ -189,14 +189,14 @@ def main() -> None:
     chosen = options.parse_args()
     peer = None if chosen.peer is None else load_peer(chosen.peer)
     measured = list(figures(peer, chosen.calls))
-    found: list[list[float]] = [[] for _ in measured]
+    readings: list[list[float]] = [[] for _ in measured]
     for number in range(chosen.rounds + 1):
-        for values, figure in zip(found, measured, strict=True):
+        for values, figure in zip(readings, measured, strict=True):
             value = figure.run() * (1e6 if figure.unit == "us" else 1)
             if number:  # the first round warms up
                 values.append(value)
     rows = []
-    for values, (what, unit, aim, _) in zip(found, measured, strict=True):
+    for values, (what, unit, aim, _) in zip(readings, measured, strict=True):
         value = statistics.median(values)
         rows.append({"what": what, "value": value, "unit": unit, "aim": aim})
         print(f"{what:46} {value:10,.2f} {unit:2}" + f"  (aim: at most {aim})" * bool(aim))

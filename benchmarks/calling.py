@@ -54,16 +54,16 @@ class raw_env(TextEnv):
         return f"a = {state.parts[len(state.said) % len(state.parts)]}"
 
     def _act(self, state: Work, agent: str, text: str) -> Outcome:
-        said, parts = state.said, state.parts
+        marks, parts = state.said, state.parts
         if agent == "worker_0":
-            right = str(parts[len(said) % len(parts)]) in text[:8]
-            after = state._replace(said=(*said, right), due="planner_0")
-            info = {"expert": float(right and len(said) < len(parts)), "right": right}
+            right = str(parts[len(marks) % len(parts)]) in text[:8]
+            after = state._replace(said=(*marks, right), due="planner_0")
+            info = {"expert": float(right and len(marks) < len(parts)), "right": right}
             return Outcome(after, 0.0, 0.0, success=False, info=info)
         if "1" in text[:8]:
             return Outcome(state._replace(due="worker_0"), 0.0, 0.0, success=False)
-        extra = max(0, len(said) - len(parts))
-        earned = max(0, sum(said[: len(parts)]) - extra) / len(parts)
+        extra = max(0, len(marks) - len(parts))
+        earned = max(0, sum(marks[: len(parts)]) - extra) / len(parts)
         return Outcome(state, earned, 0.0, success=earned == 1.0, done=True)
 
     def _view(self, state: Work) -> str:

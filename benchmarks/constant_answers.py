@@ -140,8 +140,8 @@ def blind_baseline(
                 "Give answers=[(text of turn 1, text of turn 2, ...), ...]"
             )
         answers = ANSWERS[name]
-    found = [_measured(env, tuple(texts), range(seed, seed + episodes)) for texts in answers]
-    return sorted(found, key=lambda blind: -blind.success)
+    baselines = [_measured(env, tuple(texts), range(seed, seed + episodes)) for texts in answers]
+    return sorted(baselines, key=lambda blind: -blind.success)
 
 
 def _measured(env: AnyEnv, answers: tuple[str, ...], seeds: range) -> Blind:

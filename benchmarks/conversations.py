@@ -68,9 +68,9 @@ def conversation(settings: argparse.Namespace, model: Any, candidates: int, new:
     prompt: tuple[int, ...] = ()
     for turn in range(count):
         prompt += prompts[turn]
-        own = replies[turn * candidates : (turn + 1) * candidates]
-        samples += [Sample(prompt, reply, (-1.0,) * len(reply), 1.0) for reply in own]
-        prompt += own[0]
+        turn_replies = replies[turn * candidates : (turn + 1) * candidates]
+        samples += [Sample(prompt, reply, (-1.0,) * len(reply), 1.0) for reply in turn_replies]
+        prompt += turn_replies[0]
     return samples
 
 

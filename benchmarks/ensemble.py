@@ -45,7 +45,7 @@ def one(seed: int, tasks: int) -> dict[str, Any]:
     }
     spec = ",".join(f"{name}={run}" for name, run in members.items())
     file = folder / "route.json"
-    known = warm.play(
+    training = warm.play(
         folder / "train",
         seed,
         env="coding",
@@ -58,12 +58,15 @@ def one(seed: int, tasks: int) -> dict[str, Any]:
         folder / "test", seed, env="coding", members=spec, route=file, vote=True, limit=tasks
     )
     before, after = (
-        {team: sum(bool(e.success) for e in own) / len(own) for team, own in each.items()}
-        for each in (known, played)
+        {
+            team: sum(bool(e.success) for e in episodes) / len(episodes)
+            for team, episodes in by_team.items()
+        }
+        for by_team in (training, played)
     )
     chosen = max(members, key=lambda name: before[name])
     table = json.loads(file.read_text(encoding="utf-8"))["roles"]
-    found = {
+    result = {
         "seed": seed,
         "tokens": TOKENS,
         "train": before,
@@ -75,8 +78,8 @@ def one(seed: int, tasks: int) -> dict[str, Any]:
         "routed": after["routed"],
         "vote": after["vote"],
     }
-    print(found, flush=True)
-    return found
+    print(result, flush=True)
+    return result
 
 
 def table(result: Any) -> Table:

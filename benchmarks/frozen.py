@@ -43,9 +43,9 @@ def digest(tree: Path, env: str, method: str, out: Path) -> str:
     )
     if done.returncode:
         raise SystemExit(f"{tree}, {env} by {method}: {done.stderr[-400:]}")
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for weights in sorted(out.glob("adapters/*/adapter_model.safetensors")):
-        found.update(weights.read_bytes())
+        hasher.update(weights.read_bytes())
     for line in (out / "trajectories.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         decisions = [
@@ -53,8 +53,8 @@ def digest(tree: Path, env: str, method: str, out: Path) -> str:
             + [[candidate[key] for key in CANDIDATE] for candidate in one["candidates"]]
             for one in row["decisions"]
         ]
-        found.update(json.dumps([row["task"], row["episode"], decisions]).encode())
-    return found.hexdigest()[:16]
+        hasher.update(json.dumps([row["task"], row["episode"], decisions]).encode())
+    return hasher.hexdigest()[:16]
 
 
 def main() -> None:

@@ -87,8 +87,8 @@ def games() -> list[str]:
         next((name for name in names if re.fullmatch(r".+-v\d+", name)), names[0])
         for names in families.values()
     ]
-    own = [f"textarena:{name}" for name in sorted(plain)]
-    return own + [f"pettingzoo:classic/{name}" for name in CLASSIC]
+    textarena_games = [f"textarena:{name}" for name in sorted(plain)]
+    return textarena_games + [f"pettingzoo:classic/{name}" for name in CLASSIC]
 
 
 def examined(name: str) -> dict[str, Any]:
@@ -98,9 +98,9 @@ def examined(name: str) -> dict[str, Any]:
         env = load_env(name)
         row["players"] = len(env.possible_agents)
         subject = check.Subject(partial(load_env, name), None, False, 2, 0, REPLIES)
-        for part in check.PARTS:
-            if part not in (check.processes, check.splits):
-                part(subject)
+        for check_part in check.PARTS:
+            if check_part not in (check.processes, check.splits):
+                check_part(subject)
         _own_tests(name)
         row |= timed(name)
     except PettingLLMsError as error:
@@ -165,8 +165,8 @@ def elsewhere(names: Sequence[str], hash_seed: int) -> dict[str, str]:
         text=True,
         check=True,
     )
-    found: dict[str, str] = json.loads(child.stdout)
-    return found
+    digest_by_game: dict[str, str] = json.loads(child.stdout)
+    return digest_by_game
 
 
 def table(result: Any) -> Table:
@@ -212,8 +212,8 @@ def main() -> None:
         examined_now = {row["name"]: row for row in rows}
         rows = [examined_now.pop(row["name"], row) for row in earlier] + [*examined_now.values()]
     count = {
-        kind: sum(row["why"] is None and row["name"].startswith(kind) for row in rows)
-        for kind in ("textarena", "pettingzoo")
+        library: sum(row["why"] is None and row["name"].startswith(library) for row in rows)
+        for library in ("textarena", "pettingzoo")
     }
     print(f"{count} of {len(rows)} pass")
     result = {"versions": versions(), "passing": count, "rows": rows}

@@ -44,14 +44,14 @@ CLEAN, BEFORE, AFTER = "before the habits", "half primed", "half primed, then tr
 
 def checkpoints(out: Path) -> dict[str, Path]:
     """The two checkpoints without habits, made where they are missing."""
-    found = {}
+    folders = {}
     for name, steps in (("clean", prime.PHASES[0].steps), ("half", HALF)):
-        found[name] = out / name
+        folders[name] = out / name
         # Written last, so that a checkpoint with it is whole.
-        if not (found[name] / "tokenizer_config.json").exists():
+        if not (folders[name] / "tokenizer_config.json").exists():
             print(f"priming {name}, an hour or more", flush=True)
-            prime.main(["--out", str(found[name]), "--clean", str(steps)])
-    return found
+            prime.main(["--out", str(folders[name]), "--clean", str(steps)])
+    return folders
 
 
 def game(env: str, model: Path) -> dict[str, Any]:
@@ -67,13 +67,13 @@ def played(out: Path, env: str, model: Path, *words: str) -> dict[str, str]:
     team = "adapters" if "--adapters" in words else "base"
     plain = evaluate(out / "sampled", *words)
     greedy = evaluate(out / "greedy", *words, "--greedy")
-    return {how: each["solved"][team] for how, each in zip(HOW, (plain, greedy), strict=True)}
+    return {how: scores["solved"][team] for how, scores in zip(HOW, (plain, greedy), strict=True)}
 
 
 def settings(env: str, model: Path) -> dict[str, Any]:
     """Those of a training of the embedded model, for a checkpoint elsewhere, which has others by default."""
-    own = getattr(creator_of(env), "embedded_training", {})
-    return {**presets.EMBEDDED, **own, **game(env, model)}
+    declared = getattr(creator_of(env), "embedded_training", {})
+    return {**presets.EMBEDDED, **declared, **game(env, model)}
 
 
 def trained(env: str, model: Path, seed: int, out: Path) -> dict[str, Any]:
@@ -91,10 +91,10 @@ def table(result: Any) -> Table:
     header = [f"{name}, {how}" for name in whose for how in HOW]
     rows = []
     for env in SCORES:
-        found = result["environments"].get(env, {})
-        runs = {CLEAN: found.get("clean"), BEFORE: found.get("half")}
+        record = result["environments"].get(env, {})
+        runs = {CLEAN: record.get("clean"), BEFORE: record.get("half")}
         teams = {name: [run] if run else [] for name, run in runs.items()}
-        teams[AFTER] = list(found.get("runs", {}).values())
+        teams[AFTER] = list(record.get("runs", {}).values())
         rows.append([f"`{env}`", *(_cell(teams[name], how) for name in whose for how in HOW)])
     rows.append(["digest", *(f"`{digest}`" for digest in whose.values() for _ in HOW)])
     return ["environment", *header], rows
@@ -124,11 +124,11 @@ def main() -> None:
         results = before if before["models"] == digests else results
     results |= {"versions": versions(), "revision": revision(), "models": digests}
     for env in options.only:
-        found = results["environments"].setdefault(env, {"runs": {}})
-        found["clean"] = played(OUT / f"clean-{env}", env, models["clean"])
-        found["half"] = played(OUT / f"half-{env}", env, models["half"])
+        record = results["environments"].setdefault(env, {"runs": {}})
+        record["clean"] = played(OUT / f"clean-{env}", env, models["clean"])
+        record["half"] = played(OUT / f"half-{env}", env, models["half"])
         for seed in options.seeds:
-            found["runs"][str(seed)] = trained(env, models["half"], seed, OUT)
+            record["runs"][str(seed)] = trained(env, models["half"], seed, OUT)
         RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
         print(f"wrote {env} to {RESULTS}", flush=True)
 

@@ -104,13 +104,16 @@ def exploitability(strategy: Strategy) -> float:
 
 def mean_strategy(strategies: Sequence[Strategy]) -> dict[Situation, float]:
     """The strategy that plays one of several, drawn before the hand: weighted by who gets where."""
-    found = {}
+    mean = {}
     for seat in SITUATIONS:
         for card, history in SITUATIONS[seat]:
             # A player reaches its second decision by its own timid first one alone.
-            reach = [1 - each[card, ()] if len(history) == 2 else 1.0 for each in strategies]
-            bold = [
-                weight * each[card, history] for weight, each in zip(reach, strategies, strict=True)
+            reach = [
+                1 - strategy[card, ()] if len(history) == 2 else 1.0 for strategy in strategies
             ]
-            found[card, history] = sum(bold) / sum(reach) if sum(reach) > 0 else 0.5
-    return found
+            bold = [
+                weight * strategy[card, history]
+                for weight, strategy in zip(reach, strategies, strict=True)
+            ]
+            mean[card, history] = sum(bold) / sum(reach) if sum(reach) > 0 else 0.5
+    return mean

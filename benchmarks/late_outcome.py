@@ -90,14 +90,14 @@ def train(method: str, seed: int, tokens: int) -> dict[str, list[float]]:
 
 def share(played: list[Trajectory], role: str) -> float:
     """The share of right replies among all candidates of a role."""
-    found = [
+    marks = [
         candidate.info["right"]
-        for each in played
-        for group in each.groups
+        for episode in played
+        for group in episode.groups
         if group.key.role == role
         for candidate in group.candidates
     ]
-    return sum(found) / len(found)
+    return sum(marks) / len(marks)
 
 
 def table(result: Any) -> Table:

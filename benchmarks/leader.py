@@ -47,11 +47,11 @@ def one(seed: int, tokens: int, tasks: int) -> dict[str, Any]:
         method="mlpo",
         max_tokens=tokens,
     )
-    found: dict[str, Any] = {"seed": seed, "tokens": warm.tokens_of(run)}
-    found["left out"] = sum(r["split"] == "train" and r["right"] >= 0.75 for r in rows)
+    result: dict[str, Any] = {"seed": seed, "tokens": warm.tokens_of(run)}
+    result["left out"] = sum(r["split"] == "train" and r["right"] >= 0.75 for r in rows)
     right = [r["right"] for r in rows if r["split"] == "test"]
     for name, judge in (("before", first / "judge"), ("after", run / "adapters" / "judge")):
-        found[name] = {"peers right": sum(right) / len(right)}
+        result[name] = {"peers right": sum(right) / len(right)}
         for score, team, role in (("team", with_peers, "judge"), ("alone", ALONE, "solver")):
             played = warm.play(
                 folder / f"{score}-{name}",
@@ -62,9 +62,9 @@ def one(seed: int, tokens: int, tasks: int) -> dict[str, Any]:
                 limit=tasks,
             )
             (episodes,) = played.values()
-            found[name][score] = sum(bool(e.success) for e in episodes) / len(episodes)
-    print(found, flush=True)
-    return found
+            result[name][score] = sum(bool(e.success) for e in episodes) / len(episodes)
+    print(result, flush=True)
+    return result
 
 
 def recorded(folder: Path, adapters: Path, seed: int, tasks: int, split: str) -> str:
@@ -72,8 +72,8 @@ def recorded(folder: Path, adapters: Path, seed: int, tasks: int, split: str) ->
     team, file = folder / f"peers-{split}", folder / f"peers-{split}.jsonl"
     spec = ",".join(f"{role}={adapters / role}" for role in ("tool", "judge"))
     samples = 4 if split == "train" else 1
-    given: dict[str, Any] = {"split": split, "limit": tasks, "samples": samples, "base": False}
-    warm.play(team, seed, env_args=TEAM, adapters=spec, **given)
+    options: dict[str, Any] = {"split": split, "limit": tasks, "samples": samples, "base": False}
+    warm.play(team, seed, env_args=TEAM, adapters=spec, **options)
     file.unlink(missing_ok=True)
     warm.run(["pettingllms.cli.data", "peers", str(team), "--out", str(file)], folder / "log")
     return file.read_text(encoding="utf-8")

@@ -185,7 +185,7 @@ def timing(folder: Path) -> dict[str, float]:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     steps = [row for row in rows if row.get("kind") == "train"]
     parts = ("time/step", "time/sample", "time/score", "time/update", "num_tokens")
-    sums = {part: sum(row[part] for row in steps) for part in parts} | {"steps": len(steps)}
+    sums = {column: sum(row[column] for row in steps) for column in parts} | {"steps": len(steps)}
     return sums | ({CPU: float((folder / CPU).read_text())} if (folder / CPU).exists() else {})
 
 

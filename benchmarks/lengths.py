@@ -72,11 +72,11 @@ class LengthGenerator(BatchGenerator):
         draw_numbers = sampler.uniform
 
         def numbers(seeds: Sequence[int], n: int, tokens: int) -> torch.Tensor:
-            found = draw_numbers(seeds, n, tokens)
+            draws = draw_numbers(seeds, n, tokens)
             for row, length in enumerate(lengths):
                 if length < longest:
-                    found[row, length - 1] = _LAST
-            return found
+                    draws[row, length - 1] = _LAST
+            return draws
 
         def ending(
             logprobs_RV: torch.Tensor, uniform_C: torch.Tensor | None, row_C: torch.Tensor | None
@@ -93,11 +93,11 @@ class LengthGenerator(BatchGenerator):
         # A reply's end is no matter of the sampler's; these two see every one of its tokens.
         self._parts = {"uniform": numbers, "draw": ending}
 
-    def generate(self, *given: Any, **settings: Any) -> list[list[SampledTokens]]:
+    def generate(self, *arguments: Any, **settings: Any) -> list[list[SampledTokens]]:
         """Samples with these lengths; another generator of the process has none of them."""
         before = {name: vars(sampler)[name] for name in self._parts}
         vars(sampler).update(self._parts)
         try:
-            return super().generate(*given, **settings)
+            return super().generate(*arguments, **settings)
         finally:
             vars(sampler).update(before)

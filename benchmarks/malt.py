@@ -97,7 +97,7 @@ def tuned(file: Path, adapter: Path, out: Path) -> Path:
     set_seed(0)
     base = AutoModelForCausalLM.from_pretrained(EMBEDDED)
     rows = load_dataset("json", data_files=str(file), split="train")
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "model": PeftModel.from_pretrained(base, adapter, is_trainable=True),
         "processing_class": AutoTokenizer.from_pretrained(EMBEDDED),
     }
@@ -105,14 +105,14 @@ def tuned(file: Path, adapter: Path, out: Path) -> Path:
     trainer: Any
     if file.name == PAIRS:
         dpo = DPOConfig(work, beta=0.1, learning_rate=5e-4, num_train_epochs=2, **COMMON)
-        trainer = DPOTrainer(args=dpo, train_dataset=rows, **given)
+        trainer = DPOTrainer(args=dpo, train_dataset=rows, **arguments)
         trainer.train_dataset = rows  # with the tokens of the run, see `pettingllms.rollout.pairs`
     else:
         sft = SFTConfig(
             work, learning_rate=1e-3, num_train_epochs=2, completion_only_loss=True, **COMMON
         )
         sampled = rows.map(_tokens, remove_columns=rows.column_names)
-        trainer = SFTTrainer(args=sft, train_dataset=sampled, **given)
+        trainer = SFTTrainer(args=sft, train_dataset=sampled, **arguments)
     trainer.train()
     print(out, trainer.state.log_history[-1], flush=True)
     trainer.model.save_pretrained(str(out), selected_adapters=["default"])
@@ -128,14 +128,14 @@ def _tokens(row: Any) -> dict[str, list[int]]:
 
 def scored(out: Path, adapters: str, seed: int, tasks: int) -> dict[str, float]:
     """Success of one episode, and of the majority of three."""
-    found = warm.play(
+    played = warm.play(
         out, seed, env_args=warm.TEAM, adapters=adapters, base=False, limit=tasks, samples=3
     )
-    (episodes,) = found.values()
+    (episodes,) = played.values()
     by_task = list(scores_by_task(episodes).values())
     names = {"success": "success", "maj@3": "maj@3"}
     names |= {f"{role} right": f"{role}/first_local_reward" for role in ROLES}
-    return {k: float(np.mean([each[name] for each in by_task])) for k, name in names.items()}
+    return {k: float(np.mean([scores[name] for scores in by_task])) for k, name in names.items()}
 
 
 def table(result: Any) -> Table:

@@ -77,12 +77,12 @@ def weights(options: argparse.Namespace) -> LoraWeights:
     share_prompts(model)
     merge = dtype == torch.float32 and model.get_memory_footprint() <= MERGE_LIMIT_BYTES
     config = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
-    found = LoraWeights(model, options.model or "random", {POLICY: config}, seed=0, merge=merge)
+    lora = LoraWeights(model, options.model or "random", {POLICY: config}, seed=0, merge=merge)
     with torch.no_grad():
-        for parameter in found.tensors(POLICY).values():
+        for parameter in lora.tensors(POLICY).values():
             parameter.add_(0.01 * torch.randn_like(parameter))
-    found.refresh(POLICY)
-    return found
+    lora.refresh(POLICY)
+    return lora
 
 
 def tiny() -> Qwen3Config:
@@ -167,7 +167,7 @@ def alternate(
             run()
             if number:
                 seconds[name].append(_now(device) - start)
-    return {name: statistics.median(each) for name, each in seconds.items()}
+    return {name: statistics.median(times) for name, times in seconds.items()}
 
 
 class Products(TorchDispatchMode):

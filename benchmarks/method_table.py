@@ -63,11 +63,11 @@ def rows(result: Mapping[str, Any]) -> Table:
     envs = envs_of(records)
     table = []
     for name in (BASE, *NAMES, *SMALL):
-        found = [chosen(records, env, name) for env in envs]
-        if any(found):
+        records_by_env = [chosen(records, env, name) for env in envs]
+        if any(records_by_env):
             cells = [
                 cell
-                for env, records_of_env in zip(envs, found, strict=True)
+                for env, records_of_env in zip(envs, records_by_env, strict=True)
                 for cell in _cells(env, name, records_of_env)
             ]
             table.append([f"`{name}`", *cells])

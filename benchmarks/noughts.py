@@ -106,4 +106,4 @@ def answers(policies: PolicySet, games: Sequence[Any], seed: int, round_: int) -
         for place, game in enumerate(games)
     ]
     sampled = policies.sample(requests, 1, max_new_tokens=16)
-    return [each[0].text for each in sampled]
+    return [completions[0].text for completions in sampled]

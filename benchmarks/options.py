@@ -11,9 +11,9 @@ from pettingllms.cli.options import CommandParser
 from pettingllms.errors import ConfigError, did_you_mean
 
 
-def known(option: str, given: Sequence[str], names: Sequence[str]) -> None:
+def known(option: str, values: Sequence[str], names: Sequence[str]) -> None:
     """Exits with one line where a name is not one of `names`."""
-    for name in given:
+    for name in values:
         if name not in names:
             raise SystemExit(f"{option}: unknown name {name!r}; {did_you_mean(name, names)}")
 

@@ -98,7 +98,7 @@ class Lab:
 
     def trainings(self, job: Job) -> list[Path]:
         """The run folders that a job needs; none where the base model plays."""
-        return [self.folder(job.env, job.seed, each) for each in self._settings(job)]
+        return [self.folder(job.env, job.seed, settings) for settings in self._settings(job)]
 
     def _settings(self, job: Job) -> list[dict[str, Any]]:
         """Settings of the trainings of a job, which together generate the tokens of one."""
@@ -106,7 +106,7 @@ class Lab:
         return [] if arm.settings is None else [{**arm.settings, "max_tokens": tokens}]
 
     def _record(self, job: Job) -> Record:
-        trained = [self._train(job.env, job.seed, each) for each in self._settings(job)]
+        trained = [self._train(job.env, job.seed, settings) for settings in self._settings(job)]
         adapters = next(iter(trained), None)
         record = {"env": job.env, "arm": job.arm.name, "seed": job.seed}
         record |= self._play(job, adapters)
@@ -120,9 +120,9 @@ class Lab:
                 return folder
             words = ["--resume", str(folder)]
             if not (folder / "config.yaml").exists():
-                given = VALIDATION | {"model": DEFAULT} | dict(settings)
+                options = VALIDATION | {"model": DEFAULT} | dict(settings)
                 words = ["--env", env, "--seed", str(seed), "--output-dir", str(folder)]
-                for name, value in given.items():
+                for name, value in options.items():
                     text = json.dumps(value) if isinstance(value, Mapping) else str(value)
                     words += [f"--{name.replace('_', '-')}", text]
                 words += self.extra
@@ -318,8 +318,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Runs what is missing, and publishes."""
     options, extra = parse(argv)
     if options.list:
-        for name, each in EXPERIMENTS.items():
-            print(f"{name:22} {each.question}")
+        for name, record in EXPERIMENTS.items():
+            print(f"{name:22} {record.question}")
         return
     experiment, lab = EXPERIMENTS[options.experiment], Lab(options, extra)
     envs, name = options.envs or experiment.envs, options.name or options.experiment

@@ -259,7 +259,7 @@ def success(result: Any) -> tuple[float, float]:
 
 def _success(base: Any, runs: Sequence[Any], name: str) -> str:
     teams = [team[name] for team in (base, *runs) if name in team]
-    return shown(estimate(np.array([[float(digit) for digit in each["tasks"]] for each in teams])))
+    return shown(estimate(np.array([[float(digit) for digit in team["tasks"]] for team in teams])))
 
 
 def roles(result: Any) -> Table:

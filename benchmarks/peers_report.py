@@ -80,8 +80,8 @@ def tables(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 
     rows = []
     for title, sides in compared(results).items():
-        trl, own = map(mean_of, sides)
-        rows.append([title, *map(cell, sides), "" if np.isnan(own / trl) else f"{own / trl:.2f}"])
+        trl, ours = map(mean_of, sides)
+        rows.append([title, *map(cell, sides), "" if np.isnan(ours / trl) else f"{ours / trl:.2f}"])
     return ["", *TITLES.values(), "ratio"], rows
 
 
@@ -95,8 +95,8 @@ def sentence(results: dict[str, Any]) -> str:
         means["peak memory, MiB"],
     )
     sampling, updating = (
-        own / trl
-        for trl, own in (means[f"tokens per CPU-second of {p}"] for p in ("sampling", "updating"))
+        ours / trl
+        for trl, ours in (means[f"tokens per CPU-second of {p}"] for p in ("sampling", "updating"))
     )
     pace = (
         f"To a held-out success of {level:g}, TRL's GRPOTrainer needs {trl_s:.0f} CPU-seconds and "

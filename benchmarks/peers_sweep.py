@@ -61,8 +61,8 @@ def tried(name: str, words: Sequence[str]) -> dict[str, Any]:
 
 def best(rows: dict[str, Any], trainer: str) -> str:
     """The settings with which a trainer is first at the level."""
-    own = [name for name in rows if name.startswith(trainer)]
-    return min(own, key=lambda name: rows[name].get("cpu_seconds") or math.inf)
+    names = [name for name in rows if name.startswith(trainer)]
+    return min(names, key=lambda name: rows[name].get("cpu_seconds") or math.inf)
 
 
 def table(result: Any) -> Table:

@@ -17,13 +17,13 @@ Run = Mapping[str, Any]
 
 def of(result: Mapping[str, Any], arm: str, only: str = "") -> list[Run]:
     """The runs of an arm on the seeds of the results, in order; those of its chosen rate."""
-    found = []
+    runs = []
     for name, run in result["runs"].items():
-        own, rate, seed, *rest = name.split("/")
-        kind = rest[0].removeprefix("only ") if rest else ""
-        if own == arm and kind == only and int(seed) in result["seeds"]:
-            found.append((float(rate), int(seed), run))
-    return [run for *_, run in sorted(found, key=lambda each: each[:2])]
+        arm_of_run, rate, seed, *rest = name.split("/")
+        subset = rest[0].removeprefix("only ") if rest else ""
+        if arm_of_run == arm and subset == only and int(seed) in result["seeds"]:
+            runs.append((float(rate), int(seed), run))
+    return [run for *_, run in sorted(runs, key=lambda entry: entry[:2])]
 
 
 def shared(runs: Sequence[Run], digits: str = "tasks") -> str:

@@ -83,7 +83,7 @@ def refilled(episodes: Sequence[Episode], *, most: bool) -> Passes:
         most: each pass is of the policy with most rows; otherwise all policies have passes in turn.
     """
     passes: Passes = []
-    state = [(0, list(each[0][1])) for each in episodes]
+    state = [(0, list(turns[0][1])) for turns in episodes]
     while True:
         rows: dict[str, int] = {}
         for episode, (depth, left) in zip(episodes, state, strict=True):
@@ -130,13 +130,15 @@ def drawn(steps: int, episodes: int, k: int) -> list[list[Episode]]:
 def _row(
     name: str, steps: Sequence[Sequence[Episode]], seconds: Callable[[int], float]
 ) -> dict[str, Any]:
-    shared = [[[("all", each[1]) for each in episode] for episode in step] for step in steps]
+    shared = [
+        [[("all", decision[1]) for decision in episode] for episode in step] for step in steps
+    ]
 
     def total(passes: Callable[[Sequence[Episode]], Passes], of: Sequence[Any]) -> float:
         return sum(seconds(rows) for step in of for rows in passes(step))
 
     before = total(lock_step, steps)
-    ways = [lambda each: refilled(each, most=True), lambda each: refilled(each, most=False)]
+    ways = [lambda step: refilled(step, most=True), lambda step: refilled(step, most=False)]
     return {
         "lengths of": name,
         "steps": len(steps),
@@ -165,11 +167,11 @@ def main() -> None:
         share = (rows - below) / (above - below)
         return measured[below] + share * (measured[above] - measured[below])
 
-    found = [_row(run.name, steps_of(run), seconds) for run in options.runs]
-    found += [_row(f"log-normal, K = {k}", drawn(4, 16, k), seconds) for k in (8, 16)]
+    table_rows = [_row(run.name, steps_of(run), seconds) for run in options.runs]
+    table_rows += [_row(f"log-normal, K = {k}", drawn(4, 16, k), seconds) for k in (8, 16)]
     options.milliseconds = {rows: round(1e3 * ms, 2) for rows, ms in measured.items()}
     options.runs = [run.name for run in options.runs]
-    publish("refilling", options, found)
+    publish("refilling", options, table_rows)
 
 
 if __name__ == "__main__":

@@ -69,9 +69,9 @@ def _solve(
     question = f"Whom does {worker} work for? Reply with the sentence that says it."
     sentence = ask("searcher", f"{sentences} {question}")
     line = look_up(register, sentence)
-    found = line.startswith(boss) and len(sentence.split()) <= 8
+    names_boss = line.startswith(boss) and len(sentence.split()) <= 8
     exact = sentence == f"{worker} works for {boss}"
-    pay(local=1.0 if exact else PARTLY_FOUND * found)
+    pay(local=1.0 if exact else PARTLY_FOUND * names_boss)
 
     city = ask("answerer", f"Say the last word of: {line}")
     right = city == register[boss]

@@ -48,17 +48,17 @@ def one(seed: int, tokens: int, tasks: int) -> dict[str, Any]:
             max_tokens=tokens,
             method_args={"gamma": gamma},
         )
-    found: dict[str, Any] = {"seed": seed}
+    result: dict[str, Any] = {"seed": seed}
     for n, (name, team) in enumerate(teams.items()):
         played = warm.play(
             folder / f"play-{n}", seed, env_args=TEAM, adapters=team, base=False, limit=tasks
         )
         (episodes,) = played.values()
-        found[name] = scored(episodes)
+        result[name] = scored(episodes)
         if isinstance(team, Path):
-            found[name]["tokens"] = warm.tokens_of(team)
-    print(found, flush=True)
-    return found
+            result[name]["tokens"] = warm.tokens_of(team)
+    print(result, flush=True)
+    return result
 
 
 def scored(episodes: Sequence[Trajectory]) -> dict[str, Any]:
@@ -70,12 +70,12 @@ def scored(episodes: Sequence[Trajectory]) -> dict[str, Any]:
         for group in episode.groups:
             if group.key.role == "reasoner":
                 answers.setdefault(group.key.agent, []).append(bool(group.chosen.info["right"]))
-        for before, after in (each for each in answers.values() if len(each) == 2):
+        for before, after in (pair for pair in answers.values() if len(pair) == 2):
             wrong, right = wrong + (not before), right + before
             changes["corrected"] += after and not before
             changes["spoilt"] += before and not after
     return {
-        "success": sum(bool(each.success) for each in episodes) / len(episodes),
+        "success": sum(bool(trajectory.success) for trajectory in episodes) / len(episodes),
         "corrected": changes["corrected"] / max(1, wrong),
         "spoilt": changes["spoilt"] / max(1, right),
         "second answers": {"after a wrong one": wrong, "after a right one": right},

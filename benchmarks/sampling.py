@@ -58,18 +58,20 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--sizes", nargs="+", choices=SIZES, help="random models of these sizes")
     options.add_argument("--longest", type=int, help="log-normal lengths, cut here")
-    given = options.parse_args()
+    arguments = options.parse_args()
     rows: list[dict[str, Any]] = []
-    for size in given.sizes or [None]:
+    for size in arguments.sizes or [None]:
         with tempfile.TemporaryDirectory() as folder:
-            policies, adapted = _model(given, size, Path(folder))
-            engines = _engines(given, policies) if installed() else {}
-            prompts = random_texts(given, adapted, given.prompts, given.prompt_tokens, seed=0)
-            for k, length in zip(given.k, given.reply_tokens, strict=True):
-                rows.append(_row(given, policies, engines, prompts, k, length))
+            policies, adapted = _model(arguments, size, Path(folder))
+            engines = _engines(arguments, policies) if installed() else {}
+            prompts = random_texts(
+                arguments, adapted, arguments.prompts, arguments.prompt_tokens, seed=0
+            )
+            for k, length in zip(arguments.k, arguments.reply_tokens, strict=True):
+                rows.append(_row(arguments, policies, engines, prompts, k, length))
             for engine in engines.values():
                 engine.close()
-    report("sampling", given, adapted, rows)
+    report("sampling", arguments, adapted, rows)
     if not torch.cuda.is_available():
         print("no GPU was at hand: these are figures of a CPU; --device cuda measures one")
 
@@ -106,10 +108,10 @@ def _engines(options: argparse.Namespace, policies: LoraWeights) -> dict[str, Vl
     common |= {"skip_tokenizer_init": True, "max_model_len": 4096}
     engines = {}
     for name, more in (("plain", {}), ("adapter", lora_options([POLICY], 16))):
-        found = VllmEngine(policies, (POLICY,), (), options=common | more, folder=None)
+        engine = VllmEngine(policies, (POLICY,), (), options=common | more, folder=None)
         if name == "adapter":
-            found.publish(POLICY, 0)
-        engines[name] = found
+            engine.publish(POLICY, 0)
+        engines[name] = engine
     return engines
 
 
@@ -146,7 +148,7 @@ def _row(
         "K": k,
         "reply tokens": length,
     }
-    row |= {name: tokens / each for name, each in seconds.items()}
+    row |= {name: tokens / duration for name, duration in seconds.items()}
     row["products"] = (
         product_seconds(contestants["sampler, adapter"], options.device)
         / seconds["sampler, adapter"]
@@ -157,8 +159,8 @@ def _row(
 
 
 def _vllm(engine: VllmEngine, prompts: list[tuple[int, ...]], k: int, length: int) -> None:
-    for each in engine._engines:
-        each.reset_prefix_cache()
+    for llm in engine._engines:
+        llm.reset_prefix_cache()
     requests = [Request(POLICY, prompt, seed) for seed, prompt in enumerate(prompts)]
     engine.sample(requests, k, SamplingParams(length))
 
@@ -173,7 +175,7 @@ def _generate(
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    own = model.config._attn_implementation
+    attention = model.config._attn_implementation
     model.config._attn_implementation = "sdpa"
     generate: Any = model.generate  # its decorator is not typed
     try:
@@ -192,7 +194,7 @@ def _generate(
             eos_token_id=END_ID,
         )
     finally:
-        model.config._attn_implementation = own
+        model.config._attn_implementation = attention
 
 
 if __name__ == "__main__":

@@ -124,14 +124,14 @@ def compare(taking_part: dict[str, Contestant], rounds: int) -> list[dict[str, A
     for number in range(rounds + 1):
         for name, (act, used, _) in taking_part.items():
             times = SLOW_TURN if name in SLOW else TURN
-            own, theirs = cpu_of(resource.RUSAGE_SELF), used() if used else 0.0
+            ours, theirs = cpu_of(resource.RUSAGE_SELF), used() if used else 0.0
             for _ in range(times):
                 begun = time.perf_counter()
                 act()
                 if number:
                     seconds[name].append(time.perf_counter() - begun)
             if number:
-                spent = cpu_of(resource.RUSAGE_SELF) - own
+                spent = cpu_of(resource.RUSAGE_SELF) - ours
                 if used:
                     cpu[name].append((spent + used() - theirs) / times)
     first = next(iter(taking_part))
@@ -286,10 +286,10 @@ def scaling(turns: int, core: int) -> list[dict[str, Any]]:
         rates: dict[str, tuple[list[float], list[float]]] = {way: ([], []) for way in ways}
         for turn in range(turns + 1):
             for way, sides in ways.items():
-                for callers, found in zip(sides, rates[way], strict=True):
+                for callers, rates_of_side in zip(sides, rates[way], strict=True):
                     rate = runs_a_second(callers)
                     if turn:
-                        found.append(rate)
+                        rates_of_side.append(rate)
     rows = []
     for way, (slower, faster) in rates.items():
         on_one, on_two = statistics.median(slower), statistics.median(faster)

@@ -77,18 +77,18 @@ def main() -> None:
     options.add_argument("--tasks", type=int, default=128, help="of a simulated step")
     options.add_argument("--at-once", type=int, help="of them that are played at a time")
     options.add_argument("--json", type=Path, help="also write the figures to this file")
-    given = options.parse_args()
-    if given.what == "overhead" and given.steps < 2:
-        options.error(f"--steps {given.steps}: the first does not count; ask for 2 or more")
+    arguments = options.parse_args()
+    if arguments.what == "overhead" and arguments.steps < 2:
+        options.error(f"--steps {arguments.steps}: the first does not count; ask for 2 or more")
     measured: dict[str, Callable[[], list[dict[str, Any]]]] = {
-        "overhead": lambda: overhead(given.steps),
-        "chaos": lambda: chaos(given.seed, given.runs, given.steps),
-        "sleepers": lambda: sleepers(given.workers, given.shards, given.seconds),
-        "simulate": lambda: simulated(given.tasks, given.at_once),
+        "overhead": lambda: overhead(arguments.steps),
+        "chaos": lambda: chaos(arguments.seed, arguments.runs, arguments.steps),
+        "sleepers": lambda: sleepers(arguments.workers, arguments.shards, arguments.seconds),
+        "simulate": lambda: simulated(arguments.tasks, arguments.at_once),
     }
-    rows = measured[given.what]()
-    if given.json:
-        given.json.write_text(json.dumps(rows, indent=2) + "\n")
+    rows = measured[arguments.what]()
+    if arguments.json:
+        arguments.json.write_text(json.dumps(rows, indent=2) + "\n")
 
 
 # ------------------------------------------------------------------------------------ trainings
@@ -156,7 +156,7 @@ def actors(*kinds: str) -> list[int]:
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             title = "".join(process.cmdline()[:1])
-            if title.startswith(tuple(f"ray::{kind}" for kind in kinds)):
+            if title.startswith(tuple(f"ray::{actor}" for actor in kinds)):
                 pids.append(process.pid)
     return pids
 
@@ -217,8 +217,8 @@ def chaos(first: int, runs: int, steps: int) -> list[dict[str, Any]]:
     for seed in range(first, first + runs):
         began = time.perf_counter()
         if seed % 4 == 3:
-            found, hits = restarted(seed, steps)
-            equal = found == command()
+            files_digest, hits = restarted(seed, steps)
+            equal = files_digest == command()
         elif seed % 4 == 2:
             with losing_a_node(seed) as (ray, lose, hits):
                 hit = run(ray, steps, lose, workers=2, worker_timeout=30.0, **settings)
@@ -341,12 +341,12 @@ class _Killer(threading.Thread):
     def run(self) -> None:
         """Hits until it has done so often enough."""
         while len(self.hits) < KILLS and not self.over.wait(self._random.uniform(0.1, 1.5)):
-            kind = self._random.choice(("RolloutWorker", "Learner"))
+            actor = self._random.choice(("RolloutWorker", "Learner"))
             number = signal.SIGSTOP if self._random.random() < 0.2 else signal.SIGKILL
-            if targets := actors(kind):
+            if targets := actors(actor):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self._random.choice(targets), number)
-                    self.hits.append(f"{number.name} {kind}")
+                    self.hits.append(f"{number.name} {actor}")
 
 
 def sleepers(sizes: list[int], shards: int, seconds: float) -> list[dict[str, Any]]:

@@ -72,8 +72,8 @@ def load(tasks: int, seed: int) -> Steps:
     chance = random.Random(seed)
 
     def decision(role: int, depth: int, hard: float) -> Decision:
-        own = SIGMA * (1 - OF_TASK) ** 0.5
-        lengths = [MEDIAN * hard * chance.lognormvariate(0, own) for _ in range(K)]
+        sigma = SIGMA * (1 - OF_TASK) ** 0.5
+        lengths = [MEDIAN * hard * chance.lognormvariate(0, sigma) for _ in range(K)]
         scores = [SCORE_MEDIAN * chance.lognormvariate(0, SCORE_SIGMA) for _ in range(K)]
         return Decision(
             role,
@@ -256,20 +256,20 @@ class Run:
     def _decide(self, decision: Decision, then: Callable[[], object]) -> None:
         scored = _countdown(K, then)
 
-        each = [partial(self.cpus.give, seconds, scored) for seconds in decision.scores]
+        callbacks = [partial(self.cpus.give, seconds, scored) for seconds in decision.scores]
 
         def score() -> None:
-            for one in each:
+            for one in callbacks:
                 one()
 
-        self._sample(decision, [_countdown(K, score)] * K if self.together else each)
+        self._sample(decision, [_countdown(K, score)] * K if self.together else callbacks)
 
     def _sample(self, decision: Decision, then: Sequence[Callable[[], object]]) -> None:
         """Has a decision's replies sampled, all on one engine."""
         engines = self.engines[decision.role]
         engine = self._chance.choice(engines)
         if self.lock_step:
-            engine = min(engines, key=lambda each: each.size)
+            engine = min(engines, key=lambda candidate: candidate.size)
         engine.give(decision.prompt, list(zip(decision.tokens, then, strict=True)))
 
     def _together(self, step: int, at: int) -> None:
@@ -354,13 +354,13 @@ def simulate(tasks: int, workers: int | None = None, seeds: int = 8) -> list[dic
     for name, options in SCHEDULES.items():
         times = {
             learner: sum(
-                Run(each, GPUS - int(ROLES * learner), learner, workers, **options).seconds()
-                for each in loads
+                Run(steps, GPUS - int(ROLES * learner), learner, workers, **options).seconds()
+                for steps in loads
             )
             / seeds
             for learner in (gpus / ROLES for gpus in range(ROLES, GPUS - 1))
         }
-        best = min(times, key=lambda each: times[each])
+        best = min(times, key=lambda learner: times[learner])
         first = rows[0]["seconds"] if rows else times[best]
         row = {"schedule": name, "tasks": tasks, "seconds": round(times[best], 1)}
         rows.append(row | {"gpus_a_learner": best, "gain": round(first / times[best], 2)})
@@ -374,7 +374,9 @@ def longest_alone(steps: Steps) -> float:
     pace = TOKEN_SECONDS + REPLY_SECONDS * K
 
     def alone(task: Sequence[Decision]) -> float:
-        prompts = sum(each.prompt for each in task) * PROMPT_SECONDS
-        return prompts + sum(pace * max(each.tokens) + max(each.scores) for each in task)
+        prompts = sum(decision.prompt for decision in task) * PROMPT_SECONDS
+        return prompts + sum(
+            pace * max(decision.tokens) + max(decision.scores) for decision in task
+        )
 
     return SYNC_SECONDS + sum(max(map(alone, step)) for step in steps[1:-1]) / (len(steps) - 2)

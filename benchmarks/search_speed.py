@@ -67,13 +67,13 @@ def measured(size: int, length: int, queries: int) -> dict[str, Any]:
         disk = sum(file.stat().st_size for file in folder.iterdir())
         command = [sys.executable, "-m", "benchmarks.search_speed"]
         command += ["--opened", str(folder), "--queries", str(queries)]
-        found = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+        timings = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
     return {
         "passages": size,
         "words": length,
         "build, CPU s": built,
         "on disk, MiB": disk / 2**20,
-        **found,
+        **timings,
     }
 
 
@@ -93,7 +93,7 @@ def searched(folder: Path, queries: int) -> dict[str, Any]:
     opened = time.perf_counter() - began
     before = memory()
     rng = random.Random(1)
-    found: dict[str, Any] = {"open, ms": 1000 * opened}
+    timings: dict[str, Any] = {"open, ms": 1000 * opened}
     rare = [" ".join(sorted(words(index, rng), key=rank)[-3:]) for _ in range(queries)]
     copied = [" ".join(rng.sample(words(index, rng), 10)) for _ in range(queries)]
     worst = [" ".join(f"w{n}" for n in range(32))] * min(queries, 100)
@@ -103,9 +103,9 @@ def searched(folder: Path, queries: int) -> dict[str, Any]:
         began = time.process_time()
         for query in asked:
             index.find(query, TOP)
-        found[f"{name}, queries/s"] = len(asked) / (time.process_time() - began)
-    own, whole = memory()
-    return {**found, "own MiB": own - before[0], "with pages": whole - before[1]}
+        timings[f"{name}, queries/s"] = len(asked) / (time.process_time() - began)
+    anonymous, whole = memory()
+    return {**timings, "own MiB": anonymous - before[0], "with pages": whole - before[1]}
 
 
 def words(index: Index, rng: random.Random) -> list[str]:

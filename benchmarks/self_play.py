@@ -90,18 +90,18 @@ SETUPS = {
 
 def situations() -> dict[kuhn.Situation, str]:
     """What a player of Kuhn poker is shown in each of the 12 situations."""
-    made, found = env("KuhnPoker-v1", prompt="compact"), dict[kuhn.Situation, str]()
+    made, texts = env("KuhnPoker-v1", prompt="compact"), dict[kuhn.Situation, str]()
     for seed in itertools.count():
         for line in (("check", "bet"), ("bet",)):
             made.reset(seed=seed)
             for done in range(len(line) + 1):
                 text = made.observe(made.agent_selection)["text"]
                 card = text.partition("card is: '")[2][0]
-                found[card, line[:done]] = text
+                texts[card, line[:done]] = text
                 if done < len(line):
                     made.step(f"[{line[done]}]")
-        if len(found) == 12:
-            return found
+        if len(texts) == 12:
+            return texts
     raise AssertionError  # `count` has no end
 
 
@@ -118,8 +118,8 @@ def strategy(
     for (_, history), text in texts.items():
         prompt = list(chat.prompt_ids(text))
         for action in kuhn.legal(history):
-            said = reply(text, f"[{action}]")
-            ids = chat.tokenizer(said, add_special_tokens=False)["input_ids"]
+            completion = reply(text, f"[{action}]")
+            ids = chat.tokenizer(completion, add_special_tokens=False)["input_ids"]
             rows.append([*prompt, *ids, chat.tokenizer.eos_token_id])
             places.append(len(prompt))
     width = max(map(len, rows))
@@ -134,16 +134,16 @@ def strategy(
     return dict(zip(texts, (pairs[:, 1] / total).tolist(), strict=True)), total.min().item()
 
 
-def kuhn_scores(found: Mapping[kuhn.Situation, float], least: float) -> dict[str, float]:
+def kuhn_scores(player: Mapping[kuhn.Situation, float], least: float) -> dict[str, float]:
     """What there is to say about a strategy."""
     perfect, random_ = kuhn.equilibrium(), kuhn.uniform()
 
     def against(other: Mapping[kuhn.Situation, float]) -> float:
-        return (kuhn.value(found, other) - kuhn.value(other, found)) / 2
+        return (kuhn.value(player, other) - kuhn.value(other, player)) / 2
 
-    value = kuhn.value(found, found)
+    value = kuhn.value(player, player)
     return {
-        "exploitability": kuhn.exploitability(found),
+        "exploitability": kuhn.exploitability(player),
         "value": value,
         "distance": abs(value - kuhn.VALUE),
         "against_random": against(random_),
@@ -166,9 +166,9 @@ def train(base: Path, setup: Setup, seed: int, extra: Mapping[str, Any]) -> dict
 
     def measured() -> dict[str, Any]:
         if texts:
-            found, least = strategy(policies, texts)
-            strategies.append(found)
-            return {"step": trainer.step, **kuhn_scores(found, least)}
+            current, least = strategy(policies, texts)
+            strategies.append(current)
+            return {"step": trainer.step, **kuhn_scores(current, least)}
         return {"step": trainer.step} | {
             name: noughts.matches(
                 policies, lambda: env(setup.game, prompt="compact"), opponent, MATCHES, seed
@@ -184,16 +184,16 @@ def train(base: Path, setup: Setup, seed: int, extra: Mapping[str, Any]) -> dict
             print(json.dumps(curve[-1]), flush=True)
     if not texts:
         curve.append(measured())
-    found = {"seed": seed, "curve": curve, "tokens": trainer.tokens}
-    found["cpu_s"] = round(time.process_time() - started)
+    result = {"seed": seed, "curve": curve, "tokens": trainer.tokens}
+    result["cpu_s"] = round(time.process_time() - started)
     if texts:
         late = strategies[len(strategies) // 2 :]
-        found["mean"] = kuhn_scores(kuhn.mean_strategy(late), curve[-1]["least_legal"])
-        found["final"] = {
+        result["mean"] = kuhn_scores(kuhn.mean_strategy(late), curve[-1]["least_legal"])
+        result["final"] = {
             f"{card} {' '.join(line)}".strip(): round(p, 3)
             for (card, line), p in strategies[-1].items()
         }
-    return found
+    return result
 
 
 def table(result: Any) -> Table:

@@ -43,12 +43,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--run", type=Path, help="a run to serve; made for the purpose if not given"
     )
     options.add_argument("--json", type=Path, help="also write the figures to this file")
-    given = options.parse_args(argv)
+    arguments = options.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
-        run = given.run or _run(Path(folder) / "run")
+        run = arguments.run or _run(Path(folder) / "run")
         with _served(run) as (url, key):
-            rows = asyncio.run(_rounds(url, key, given))
-    publish("serving", given, rows)
+            rows = asyncio.run(_rounds(url, key, arguments))
+    publish("serving", arguments, rows)
 
 
 def _run(folder: Path) -> Path:
@@ -70,7 +70,7 @@ def _served(run: Path) -> Iterator[tuple[str, str]]:
     port = free_port("127.0.0.1")
     words = ["-m", "pettingllms.cli.serve", str(run), "--port", str(port)]
     process = subprocess.Popen(
-        [sys.executable, *words, "--backend", "transformers"],
+        [sys.executable, *words, "--sampler", "transformers"],
         env=os.environ | {"PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
         text=True,
@@ -84,22 +84,22 @@ def _served(run: Path) -> Iterator[tuple[str, str]]:
         process.wait(60)
 
 
-async def _rounds(url: str, key: str, given: argparse.Namespace) -> list[dict[str, Any]]:
+async def _rounds(url: str, key: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     env = make("coding", prompt="compact", split="test")
     rows = []
     async with AsyncOpenAI(base_url=url, api_key=key, max_retries=0) as client:
         await _ask(client, "Read integers on one line. Print the sum.", 0, 8)
-        for clients in given.clients:
+        for clients in arguments.clients:
             waits: list[float] = []
             tokens, started = 0, time.monotonic()
-            for number in range(given.rounds):
+            for number in range(arguments.rounds):
                 questions = []
-                for each in range(clients):
-                    env.reset(seed=1000 * number + each)
+                for caller in range(clients):
+                    env.reset(seed=1000 * number + caller)
                     # A compact prompt is the role in a line, and the question.
                     questions.append(env.observe("coder_0")["text"].partition("\n")[2])
                 asked = (
-                    _ask(client, question, seed, given.max_tokens)
+                    _ask(client, question, seed, arguments.max_tokens)
                     for seed, question in enumerate(questions)
                 )
                 for wait, new in await asyncio.gather(*asked):

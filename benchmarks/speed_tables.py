@@ -27,7 +27,7 @@ def boards(rows: Rows) -> Table:
 
 def sudoku(rows: Rows) -> Table:
     """Milliseconds for a puzzle with one solution, beside reasoning-gym."""
-    found = [row for row in rows if "puzzles" in row]
+    puzzle_rows = [row for row in rows if "puzzles" in row]
     shown = [
         [
             row["puzzles"],
@@ -35,7 +35,7 @@ def sudoku(rows: Rows) -> Table:
             f"{row['reasoning-gym ms']:.2f}",
             f"{row['ratio']:.1f}x",
         ]
-        for row in found
+        for row in puzzle_rows
     ]
     return ["puzzles", "ms", "reasoning-gym, ms", "faster"], shown
 
@@ -97,17 +97,17 @@ CORES = {
 
 def sandbox(rows: Sequence[dict[str, Any]]) -> Table:
     """What a run costs in the sandbox and elsewhere."""
-    found = {row["way"]: row for row in rows}
+    by_way = {row["way"]: row for row in rows}
     shown = [
         [
             title,
-            _milliseconds(found[way]["wall p50 ms"]),
-            _milliseconds(found[way]["CPU ms"]),
-            _ratio(found[way], "wall / python3"),
-            _ratio(found[way], "CPU / python3"),
+            _milliseconds(by_way[way]["wall p50 ms"]),
+            _milliseconds(by_way[way]["CPU ms"]),
+            _ratio(by_way[way], "wall / python3"),
+            _ratio(by_way[way], "CPU / python3"),
         ]
         for way, title in WAYS.items()
-        if way in found
+        if way in by_way
     ]
     return ["way", "wall p50, ms", "CPU, ms", "wall against python3", "CPU against python3"], shown
 
@@ -160,5 +160,5 @@ def _milliseconds(value: float | None) -> str:
 def _ratio(row: dict[str, Any], name: str) -> str:
     if row[name] is None:
         return ""
-    each = f" ({row[name] / row['runs']:.2f} a test)" if row["runs"] > 1 else ""
-    return f"{row[name]:.2f}{each}"
+    per_test = f" ({row[name] / row['runs']:.2f} a test)" if row["runs"] > 1 else ""
+    return f"{row[name]:.2f}{per_test}"

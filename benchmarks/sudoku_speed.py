@@ -67,14 +67,14 @@ def generators(rounds: int, size: int, clues: int, name: str, number: int) -> di
     for _ in range(rounds + 1):
         ours.append(milliseconds(one, number))
         theirs.append(milliseconds(lambda: made.append(next(peer)), number))
-    given = [sum(map(bool, itertools.chain(*item["metadata"]["puzzle"]))) for item in made]
+    clue_counts = [sum(map(bool, itertools.chain(*item["metadata"]["puzzle"]))) for item in made]
     own_ms, peer_ms = statistics.median(ours[1:]), statistics.median(theirs[1:])
     return {
         "puzzles": f"{size}x{size}, {clues} clues",
         "ms": own_ms,
         "reasoning-gym ms": peer_ms,
         "ratio": peer_ms / own_ms,
-        "its clues": statistics.mean(given),
+        "its clues": statistics.mean(clue_counts),
     }
 
 
@@ -108,7 +108,7 @@ def turns(rounds: int, size: int) -> dict[str, Any]:
         turn()
 
     taken = [(milliseconds(both, 500), milliseconds(back, 500)) for _ in range(rounds)]
-    whole, restored = (1000 * statistics.median(each) for each in zip(*taken, strict=True))
+    whole, restored = (1000 * statistics.median(times) for times in zip(*taken, strict=True))
     return {
         "environment": f"{size}x{size}",
         "turn, µs": whole - restored,

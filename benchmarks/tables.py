@@ -32,6 +32,7 @@ from pettingllms.envs import ENVIRONMENTS
 HERE = Path(__file__).parent
 PAGES = (
     HERE.parent / "README.md",
+    HERE.parent / "docs" / "advice.md",
     HERE.parent / "docs" / "results" / "pretrained.md",
     HERE / "results" / "tables.md",
     HERE.parent / "sandbox" / "README.md",
@@ -240,7 +241,18 @@ def _of_rows(table: Callable[[Any], Table], name: str) -> str:
 
 SCRIPTS = (
     *("alone", "between", "ensemble", "games", "habits", "late_outcome", "leader", "malt"),
-    *("parts", "prompts", "protocol", "reading", "rounds", "self_play", "trust"),
+    *(
+        "alpha",
+        "distillation",
+        "hindsight",
+        "parts",
+        "prompts",
+        "protocol",
+        "reading",
+        "rounds",
+        "self_play",
+        "trust",
+    ),
 )
 """Benchmarks with a function `table` of their own."""
 
@@ -277,6 +289,11 @@ def tables() -> dict[str, Callable[[], str]]:
         makers |= {
             f"reading_{name}": partial(_of_script, "reading", name)
             for name in ("claims", "sweep", "strangers", "signals", "advice")
+        }
+    if published("advice"):
+        makers |= {
+            "advice": partial(_of_script, "advice"),
+            "advice_signals": partial(_of_script, "advice", "signals"),
         }
     if published("protocol"):
         makers["protocol_controls"] = partial(_of_script, "protocol", "controls")

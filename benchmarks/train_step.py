@@ -253,7 +253,7 @@ def compare(
         other.train()
         lengths = set(other._metrics["train"]["completions/mean_length"])
         same = all(abs(mean * rows_of_step - tokens) < 0.5 for mean in lengths)
-        if not same or {part["num_tokens"] for part in parts} != {float(tokens)}:
+        if not same or {step["num_tokens"] for step in parts} != {float(tokens)}:
             raise AssertionError("the two did not generate the same number of tokens")
     medians = {name: clock.median(name) for name in clock.seconds}
     row: dict[str, Any] = {"K": k, "reply tokens": length}
@@ -262,9 +262,9 @@ def compare(
     row |= {name: tokens / seconds for name, seconds in sorted(medians.items(), reverse=True)}
     row["ratio"] = min(s for name, s in medians.items() if name != OURS) / medians[OURS]
     row |= {f"{name} working MiB": value for name, value in clock.working.items()}
-    for part in ("sample", "update"):
-        row[f"{part} share"] = statistics.median(
-            each[f"time/{part}"] / each["time/step"] for each in parts[1:]
+    for phase in ("sample", "update"):
+        row[f"{phase} share"] = statistics.median(
+            step[f"time/{phase}"] / step["time/step"] for step in parts[1:]
         )
     return row, trainer
 

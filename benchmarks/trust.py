@@ -47,13 +47,16 @@ def trust(adapters: Path) -> dict[str, float]:
 
 def table(result: Any) -> Table:
     """When the reasoner of the math team follows the tool of the base."""
-    found = result["reasoners"]
-    teams = {"base": [found["base"]], "trained": [v for k, v in found.items() if k != "base"]}
+    reasoners = result["reasoners"]
+    teams = {
+        "base": [reasoners["base"]],
+        "trained": [v for k, v in reasoners.items() if k != "base"],
+    }
     rows = [
-        [f"{name} reasoner", *(spread([row[key] for row in runs]) for key in found["base"])]
+        [f"{name} reasoner", *(spread([row[key] for row in runs]) for key in reasoners["base"])]
         for name, runs in teams.items()
     ]
-    return ["beside the base's tool", *found["base"]], rows
+    return ["beside the base's tool", *reasoners["base"]], rows
 
 
 def main() -> None:

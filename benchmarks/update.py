@@ -76,9 +76,9 @@ def _row(
 
     limits = settings.tokens_per_batch
     contestants = {
-        f"{kind} {limit}": contestant(kind == "packed", limit)
+        f"{layout} {limit}": contestant(layout == "packed", limit)
         for limit in limits
-        for kind in ("packed", "flat")
+        for layout in ("packed", "flat")
     }
     seconds = alternate(contestants, settings.rounds, settings.device)
     tokens = sum(map(len, replies))
@@ -87,16 +87,16 @@ def _row(
         "reply tokens": length,
         "lengths": "log-normal" if longest else "even",
     }
-    row |= {name: tokens / each for name, each in seconds.items()}
+    row |= {name: tokens / duration for name, duration in seconds.items()}
     packed, flat = (
-        min(seconds[f"{kind} {limit}"] for limit in limits) for kind in ("packed", "flat")
+        min(seconds[f"{layout} {limit}"] for limit in limits) for layout in ("packed", "flat")
     )
     row["best over best"] = flat / packed
     if settings.device.startswith("cuda"):
-        for kind in ("packed", "flat"):
+        for layout in ("packed", "flat"):
             torch.cuda.reset_peak_memory_stats()
-            contestants[f"{kind} {max(limits)}"]()
-            row[f"{kind} GiB"] = torch.cuda.max_memory_allocated() / 2**30
+            contestants[f"{layout} {max(limits)}"]()
+            row[f"{layout} GiB"] = torch.cuda.max_memory_allocated() / 2**30
     fastest = min(limits, key=lambda limit: seconds[f"packed {limit}"])
     products = product_seconds(contestant(True, fastest), settings.device)
     row["products"] = products / seconds[f"packed {fastest}"]
@@ -106,7 +106,7 @@ def _row(
     row["gradient difference"] = max(
         float((x - y).abs().max()) for x, y in zip(one, two, strict=True)
     )
-    row["largest gradient"] = max(float(each.abs().max()) for each in two)
+    row["largest gradient"] = max(float(gradient.abs().max()) for gradient in two)
     return row
 
 

@@ -45,18 +45,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     options.add_argument("--gigabytes", type=float, default=2.0)
     options.add_argument("--run", type=Path, help="also export this run, and time it in Chromium")
     options.add_argument("--json", type=Path, help="also write the figures to this file")
-    found = options.parse_args(argv)
+    arguments = options.parse_args(argv)
     page = gzip.compress(b"".join(content for _, content in sorted(assets().items())))
     figures: dict[str, float] = {"page, gzipped, kB": len(page) / 1e3}
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary)
-        figures |= large(place, int(found.gigabytes * 1e9))
-        if found.run is not None:
-            figures |= exported(place, found.run)
+        figures |= large(place, int(arguments.gigabytes * 1e9))
+        if arguments.run is not None:
+            figures |= exported(place, arguments.run)
     for name, value in figures.items():
         print(f"{name:42} {value:10.2f}")
-    if found.json is not None:
-        found.json.write_text(json.dumps(figures, indent=2) + "\n")
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
 
 
 def large(place: Path, size: int) -> dict[str, float]:

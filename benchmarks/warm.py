@@ -53,10 +53,10 @@ def command(
     if tokens is not None:
         parser.add_argument("--tokens", type=int, default=tokens, help="generated after the start")
     parser.add_argument("--tasks", type=int, default=200, help="test tasks")
-    given = vars(parser.parse_args())
-    rest = {name: value for name, value in given.items() if name != "seeds"}
-    runs = [one(seed, **rest) for seed in given["seeds"]]
-    result = {"versions": versions(), "settings": given, "runs": runs}
+    arguments = vars(parser.parse_args())
+    rest = {name: value for name, value in arguments.items() if name != "seeds"}
+    runs = [one(seed, **rest) for seed in arguments["seeds"]]
+    result = {"versions": versions(), "settings": arguments, "runs": runs}
     results.write_text(f"{json.dumps(result, indent=1)}\n", encoding="utf-8")
     print(*table(result)[1], sep="\n")
 
@@ -80,8 +80,8 @@ def train(folder: Path, seed: int, *, env: str = "math", **settings: Any) -> Pat
     if not (folder / "summary.json").exists():
         words = ["--resume", str(folder)]
         if not (folder / "config.yaml").exists():
-            given = {"eval_tasks": 20, "eval_steps": 0, "policies": "per-role", "model": MODEL}
-            given |= settings
+            arguments = {"eval_tasks": 20, "eval_steps": 0, "policies": "per-role", "model": MODEL}
+            arguments |= settings
             words = [
                 "--env",
                 env,
@@ -89,7 +89,7 @@ def train(folder: Path, seed: int, *, env: str = "math", **settings: Any) -> Pat
                 str(seed),
                 "--output-dir",
                 str(folder),
-                *options(given),
+                *options(arguments),
             ]
         run(["pettingllms.cli.train", *words], folder.with_suffix(".log"))
     return folder

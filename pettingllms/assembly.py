@@ -8,6 +8,7 @@ import inspect
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,14 @@ from pettingllms.data.objects import as_path
 from pettingllms.envs.aec import BRIDGES, clone_env, creator_of, made_by, made_with, takes_anything
 from pettingllms.envs.base import TextEnv
 from pettingllms.envs.reward_funcs import RewardFunction
+from pettingllms.envs.several import (
+    Several,
+    SeveralEnvs,
+    Weighted,
+    entries_of,
+    own_arguments,
+    text_of,
+)
 from pettingllms.errors import ConfigError, SandboxUnavailable
 from pettingllms.models import SHIPPED
 from pettingllms.policies.base_model import ModelSpec
@@ -44,7 +53,7 @@ from pettingllms.trainers.difficulty import SizedEnvs, sizes_of
 from pettingllms.trainers.per_policy import OF_THE_BASE, base_model, by_base, own_settings
 from pettingllms.trainers.presets import embedded_arguments
 
-_OWN_FILE = re.compile(r"(program:)?(.*\.py)(:[^:]*)?")
+_OWN_FILE = re.compile(r"((?:judged:)?(?:program:)?)(.*\.py)(:[^:]*)?")
 EnvSource = str | AnyEnv | Callable[..., AnyEnv]
 """A name or path, an environment, or what makes one, given the arguments that it takes."""
 
@@ -65,13 +74,22 @@ def located(config: ATGRPOConfig) -> ATGRPOConfig:
             changes[name] = str(Path(value).resolve())
     if policies := config.policy_settings:
         changes["policy_settings"] = {name: _located(values) for name, values in policies.items()}
-    # my_env.py:env names a file of the user's.
-    if match := _OWN_FILE.fullmatch(config.env):
-        bridge, file, attribute = match.groups("")
-        changes["env"] = f"{bridge}{Path(file).expanduser().resolve()}{attribute}"
+    if entries := entries_of(config.env):
+        placed = {name: entry._replace(env=_placed(entry.env)) for name, entry in entries.items()}
+        changes["env"] = text_of(placed)
+    else:
+        changes["env"] = _placed(config.env)
     if config.adapters is not None:
         changes["adapters"] = located_adapters(config.adapters)
     return dataclasses.replace(config, **changes)
+
+
+def _placed(env: str) -> str:
+    """The name of an environment; my_env.py:env, which names a file of the user's, with its folder."""
+    if match := _OWN_FILE.fullmatch(env):
+        bridge, file, attribute = match.groups("")
+        return f"{bridge}{Path(file).expanduser().resolve()}{attribute}"
+    return env
 
 
 def _is_word(setting: str, value: str) -> bool:
@@ -123,8 +141,12 @@ def build_policies(
     adapters = check_adapters(config, roles_to_policies)
     groups = by_base(config, own_names(roles_to_policies))
     # Adapters are put into the object itself, so that no second base can be made of it.
-    if spec is not None and spec.model is not None:
-        _check_used_once(config, groups)
+    mine = [names for settings, names in groups if base_model(settings) == base_model(config)]
+    if spec is not None and spec.model is not None and len(mine) > 1:
+        raise ConfigError(
+            f"policy_settings gives {', '.join(mine[1])} another copy of the model, which is an "
+            f"object and there once; give it a model by name, or leave out {', '.join(OF_THE_BASE)}"
+        )
     # Kept, so that engines that have started are closed if a later base cannot be loaded.
     opened: list[Base] = []
     try:
@@ -173,22 +195,6 @@ def _policy_spec(config: ResolvedConfig, saved: Path | None) -> PolicySpec:
         saved,
         bool(config.gradient_checkpointing),
     )
-
-
-def _check_used_once(
-    config: ResolvedConfig, groups: Sequence[tuple[ResolvedConfig, tuple[str, ...]]]
-) -> None:
-    """Refuses policies that would load the team's model once more, where that is an object.
-
-    Raises:
-        ConfigError: names them.
-    """
-    mine = [names for settings, names in groups if base_model(settings) == base_model(config)]
-    if len(mine) > 1:
-        raise ConfigError(
-            f"policy_settings gives {', '.join(mine[1])} another copy of the model, which is an "
-            f"object and there once; give it a model by name, or leave out {', '.join(OF_THE_BASE)}"
-        )
 
 
 def partners_of(
@@ -330,6 +336,8 @@ def make_env(
     elif not callable(maker):
         made = maker
         maker = lambda: made  # noqa: E731 - takes no arguments, so that none are passed on
+    if isinstance(maker, Several):
+        return maker.made(partial(_part, config, maker.entries, split, divide=divide))
     # A functools.partial of a class has its arguments, but not its attributes.
     env_class = getattr(maker, "func", maker)
     open_ended, parameters = takes_anything(maker), inspect.signature(maker).parameters
@@ -351,6 +359,22 @@ def make_env(
     return made_with(config.env, maker, {**taken, **arguments}, arguments)
 
 
+def _part(
+    config: ATGRPOConfig, entries: Mapping[str, Weighted], split: str, name: str, *, divide: bool
+) -> AnyEnv:
+    """Makes one of several environments as `make_env` makes it alone."""
+    usual = ATGRPOConfig()
+    for setting in ("alpha", "dataset", "sandbox"):
+        if (value := getattr(config, setting)) != getattr(usual, setting):
+            raise ConfigError(
+                f"{setting} is of one environment, and {config.env} are several; give it by name: "
+                f"--env-args.{name}.{setting} {value}"
+            )
+    own = own_arguments([*entries], config.env_args)[name]
+    alone = dataclasses.replace(config, env=entries[name].env, env_args=own)
+    return make_env(alone, split, divide=divide)
+
+
 def training_env(
     config: ATGRPOConfig, source: EnvSource | None, functions: Sequence[RewardFunction]
 ) -> AnyEnv:
@@ -365,6 +389,10 @@ def training_env(
         return with_rewards(make_env(changed, "train", source, divide=True), functions)
 
     env = made({})
+    if config.difficulty_pools and isinstance(env.unwrapped, SeveralEnvs):
+        raise ConfigError(
+            f"difficulty_pools draw tasks of one environment, and {config.env} are several; leave them out"
+        )
     sizes = {name: made(arguments) for name, arguments in sizes_of(config).items()}
     if sizes and getattr(env.unwrapped, "num_tasks", None) is not None:
         raise ConfigError(
@@ -387,6 +415,11 @@ def with_rewards(env: AnyEnv, functions: Sequence[RewardFunction]) -> AnyEnv:
     """
     if not functions:
         return env
+    if isinstance(several := env.unwrapped, SeveralEnvs):
+        parts = {name: with_rewards(part, functions) for name, part in several.parts.items()}
+        paying = SeveralEnvs(parts, several.weights)
+        paying.reward_funcs = tuple(functions)
+        return paying
     # An environment that was given itself is used for held-out tasks as well, which pay nothing
     # extra.
     twin = clone_env(env)
@@ -410,6 +443,9 @@ def isolation_of(env: AnyEnv, level: str) -> str | None:
     Raises:
         SandboxUnavailable: full isolation is required, and this is less.
     """
+    if isinstance(several := env.unwrapped, SeveralEnvs):
+        isolations = (isolation_of(env, level) for env in several.parts.values())
+        return ", ".join(dict.fromkeys(layers for layers in isolations if layers)) or None
     try:
         sandbox = getattr(env.unwrapped, "sandbox", None)
         if sandbox is None:
@@ -429,6 +465,8 @@ def default_folder(config: ATGRPOConfig, parent: Path = Path("runs")) -> Path:
     source = match[2] if match else config.env
     source = source if match or bridged else source.rpartition(":")[0] or source
     words = [source.removesuffix(".py").replace("/", ".").rpartition(".")[2], config.policies]
+    if entries := entries_of(config.env):
+        words[0] = "-".join(entries)
     slug = "-".join("".join(c if c.isalnum() or c in "-_" else "-" for c in word) for word in words)
     name = f"{slug[:60]}-{time.strftime('%Y%m%d-%H%M%S')}"
     # Two runs may start within a second.

@@ -46,13 +46,19 @@ from pettingllms.errors import (
 )
 from pettingllms.evaluation import Evaluation, ablation, evaluate, held_out, report, seats_of
 from pettingllms.evaluation.chunks import Sampling
+from pettingllms.evaluation.compare import gains_of
 from pettingllms.evaluation.plots import curves
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import own_names, parse_policies, trained_policies
-from pettingllms.policies.sources import HUB, check_model
+from pettingllms.policies.sources import HUB, check_model, located_adapters
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.rollout.files import ADVICE
-from pettingllms.rollout.trajectory import mean_success, outcome_is_late, success_rate
+from pettingllms.rollout.trajectory import (
+    mean_success,
+    outcome_is_late,
+    success_of_each,
+    success_rate,
+)
 from pettingllms.runs import (
     METRICS,
     TRAJECTORIES,
@@ -267,6 +273,10 @@ def plan_run(
     """
     if env is not None:
         config = dataclasses.replace(config, env=name_of_env(env))
+    if teacher := config.method_args.get("teacher"):
+        # Absolute now: `runs/latest` will be this run itself, and a resumed one may be elsewhere.
+        arguments = {**config.method_args, "teacher": located_adapters(str(teacher))}
+        config = dataclasses.replace(config, method_args=arguments)
     settings = resolve(located(config), env)
     if settings.model is not None and named:
         check_model(settings.model, settings.revision)
@@ -396,6 +406,7 @@ class _Session:
             "step": trainer.step,
             "success": success_rate(trajectories),
             "success_mean": mean_success(trajectories),
+            **(success_of_each(trajectories) if trainer.pools is None else {}),
             **metrics,
         }
         at_once = "early_rewards" in trainer.method.needs
@@ -541,7 +552,8 @@ class _Session:
             self.folder.write("summary.md", f"{table}\n\n{notes}{more}")
         if roles is not None:
             self.folder.write("roles.json", json.dumps(roles.record(), indent=2) + "\n")
-        values = report.training_rows(before, after)
+        rows = {when: [evaluation.row() for evaluation in done] for when, done in columns.items()}
+        values = rows | {"differences": [gain.row() for gain in gains_of(before, after).values()]}
         self.folder.write("summary.json", json.dumps(values, indent=2) + "\n")
         title = f"{self.config.env}, {self.config.method}, seed {self.config.seed}"
         self.folder.write("curves.png", curves(self.folder.rows(METRICS), title))

@@ -33,7 +33,7 @@ _FREEDOM = (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 60, 120, math.inf)
 _QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.306, 2.228, 2.131, 2.086, 2.042, 2.0, 1.98, 1.96)  # fmt: skip
 """The 97.5th percentiles of Student's distribution, by degrees of freedom."""
 _SHARE = re.compile(
-    r"success|overlong|(pass|maj)@\d+|difficulty/.*/success|draws|win/.*"
+    r"success|overlong|(pass|maj)@\d+|(env|difficulty)/.*/success|draws|win/.*"
     r"|.*/(parse_error|truncated|refused|status/.*|first_passed|first_valid|first_caught)"
 )
 """Scores whose values lie between 0 and 1 by their definition."""

@@ -116,7 +116,8 @@ class Task(NamedTuple):
     options: Mapping[str, Any] | None = None
     """Handed to `reset`, too: a question of a user's own, for example."""
     size: str = ""
-    """Name of the size that it is of, where a training draws sizes (`pettingllms.trainers.difficulty`)."""
+    """Name of the size that it is of, where a training draws sizes (`pettingllms.trainers.difficulty`), or
+    of its environment, where there are several (`pettingllms.envs.several`)."""
 
 
 class GroupKey(NamedTuple):
@@ -241,6 +242,8 @@ class Group:
     unplayed: Unplayed | None = None
     """What would have come next in a chain that the limit on turns cut here: of the team where the agents
     share one return, else of the agent. Only for estimators that ask for it (`RolloutShape.bootstraps`)."""
+    privileged: str = ""
+    """What the environment knows of the task and did not tell the agent; not written to files."""
 
     @property
     def chosen(self) -> Candidate:

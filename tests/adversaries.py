@@ -36,11 +36,11 @@ def fenced(tag: str, text: str) -> str:
 
 def searches(env: Any, agent: str) -> str:
     state = env._state
-    found = [p.text for search in state.searches for p in search.found]
-    missing = [fact for fact in state.question.gold if fact not in found]
+    passages = [p.text for search in state.searches for p in search.found]
+    missing = [fact for fact in state.question.gold if fact not in passages]
     query = " ".join(missing[0].split()[:-1]) if missing else ""
     answer = f"<answer>{state.question.answers[0]}</answer>"
-    needed = [fact for fact in state.question.gold if fact in found]
+    needed = [fact for fact in state.question.gold if fact in passages]
     return {
         "verifier": f"<verify>{'no' if missing else 'yes'}</verify>",
         "searcher": f"<search>{query or 'more'}</search>",
@@ -92,8 +92,8 @@ def walks(env: Any, agent: str) -> str:
 
 
 def pushes(env: Any, agent: str) -> str:
-    found = sokoban.solve(env._state.level.room, env._state.position)
-    return f"#### [{found.moves if found else ''}]"
+    solution = sokoban.solve(env._state.level.room, env._state.position)
+    return f"#### [{solution.moves if solution else ''}]"
 
 
 def fills(env: Any, agent: str) -> str:

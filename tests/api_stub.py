@@ -128,10 +128,10 @@ def stubbed() -> Iterator[Stub]:
 
 def everything_in(folder: Any) -> bytes:
     """All bytes of all files below a folder, and their names."""
-    found = b""
+    content = b""
     for path in sorted(folder.rglob("*")):
-        found += str(path).encode()
+        content += str(path).encode()
         if path.is_file():
             with contextlib.suppress(OSError):
-                found += path.read_bytes()
-    return found
+                content += path.read_bytes()
+    return content

@@ -40,7 +40,7 @@ class Browser:
         """The first element with a text in it, as soon as there is one."""
 
         def found() -> Any:
-            return next((each for each in self.all(selector) if text in each.text), None)
+            return next((element for element in self.all(selector) if text in element.text), None)
 
         return self.until(found, f"no {selector} with {text!r}")
 
@@ -89,30 +89,30 @@ class Browser:
     def complaints(self) -> list[str]:
         """What the console has said since the last time: errors, warnings, violations of the policy."""
         entries = self.driver.get_log("browser")
-        return [each["message"] for each in entries if each["level"] in ("SEVERE", "WARNING")]
+        return [entry["message"] for entry in entries if entry["level"] in ("SEVERE", "WARNING")]
 
     def requests(self) -> list[str]:
         """The addresses that were asked for since the last time."""
         messages = [
-            json.loads(each["message"])["message"] for each in self.driver.get_log("performance")
+            json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")
         ]
         return [
-            each["params"]["request"]["url"]
-            for each in messages
-            if each["method"] == "Network.requestWillBeSent"
+            message["params"]["request"]["url"]
+            for message in messages
+            if message["method"] == "Network.requestWillBeSent"
         ]
 
     def faults(self) -> list[str]:
         """Serious faults that axe-core finds: rule, and the first element."""
         self.run(AXE.read_text(encoding="utf-8"))
-        found = self.driver.execute_async_script(
+        violations = self.driver.execute_async_script(
             "const done = arguments[arguments.length - 1];"
             "axe.run({resultTypes: ['violations']}).then((r) => done(r.violations));"
         )
         return [
-            f"{each['id']}: {each['nodes'][0]['html'][:200]} {each['nodes'][0]['failureSummary']}"
-            for each in found
-            if each["impact"] in ("serious", "critical")
+            f"{violation['id']}: {violation['nodes'][0]['html'][:200]} {violation['nodes'][0]['failureSummary']}"
+            for violation in violations
+            if violation["impact"] in ("serious", "critical")
         ]
 
 

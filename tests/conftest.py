@@ -33,10 +33,10 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Spares `-m ray` the import of all files without that mark, most of the time of a short kind."""
-    kind = str(config.option.markexpr).partition(" ")[0]
-    if not collection_path.is_file() or kind in ("", "not"):
+    mark = str(config.option.markexpr).partition(" ")[0]
+    if not collection_path.is_file() or mark in ("", "not"):
         return None
-    return f"mark.{kind}" not in collection_path.read_text(encoding="utf-8") or None
+    return f"mark.{mark}" not in collection_path.read_text(encoding="utf-8") or None
 
 
 @pytest.fixture(autouse=True)

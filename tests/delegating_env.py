@@ -43,15 +43,15 @@ class raw_env(TextEnv):
         return f"{agent}: {state.question} {' '.join(state.said[-3:])}"
 
     def _act(self, state: State, agent: str, text: str) -> Outcome:
-        said = (*state.said, f"{agent} {len(text)}")
+        messages = (*state.said, f"{agent} {len(text)}")
         if agent == "lead_0":
             acting = "helper_0" if len(text) % 3 == 1 else agent
             done = len(text) % 3 == 0
         else:
             acting, done = (agent if len(text) % 2 else "lead_0"), False
         share = sum(ord(letter) < 80 for letter in text) / max(1, len(text))
-        asked = any(name.startswith("helper_0") for name in said)
-        after = State(state.question, acting, said)
+        asked = any(name.startswith("helper_0") for name in messages)
+        after = State(state.question, acting, messages)
         return Outcome(after, team=float(done and asked), local=share, success=asked, done=done)
 
     def _view(self, state: State) -> str:

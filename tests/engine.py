@@ -111,17 +111,17 @@ def host_base(client: Any, packages: Sequence[str] = ()) -> str:
 
 
 def _places(package: str) -> Sequence[str]:
-    found = importlib.util.find_spec(package)
-    assert found is not None
-    return found.submodule_search_locations or ()
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    return spec.submodule_search_locations or ()
 
 
 def _libraries(binaries: Sequence[Path]) -> set[Path]:
     """The shared libraries of the system that these load, and the loader."""
-    said = subprocess.run(
+    listing = subprocess.run(
         ["ldd", *map(str, binaries)], capture_output=True, text=True, check=False
     ).stdout
-    loaded = re.findall(r"(?:=>\s*|^\s*)(/\S+) \(0x", said, re.MULTILINE)
+    loaded = re.findall(r"(?:=>\s*|^\s*)(/\S+) \(0x", listing, re.MULTILINE)
     # One file has several names: /lib is a link to /usr/lib.
     return {path.parent.resolve() / path.name for path in map(Path, loaded)}
 

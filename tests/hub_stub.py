@@ -74,32 +74,32 @@ class Handler(BaseHTTPRequestHandler):
             asked = json.loads(data)
             name = f"{asked.get('organization') or 'me'}/{asked['name']}"
             hub.private.setdefault(name, bool(asked.get("private")))
-            known = name in hub.repos
+            exists = name in hub.repos
             hub.repos.setdefault(name, {})
-            self._say({"url": f"{hub.url}/{name}"}, 409 if known else 200)
+            self._say({"url": f"{hub.url}/{name}"}, 409 if exists else 200)
         elif path == "/api/validate-yaml":
             self._say({"errors": [], "warnings": []})
-        elif found := re.fullmatch(r"/api/models/(.+)/preupload/main", path):
+        elif match := re.fullmatch(r"/api/models/(.+)/preupload/main", path):
             files = [
                 {
-                    "path": each["path"],
-                    "uploadMode": "lfs" if each["path"].endswith(".safetensors") else "regular",
+                    "path": file["path"],
+                    "uploadMode": "lfs" if file["path"].endswith(".safetensors") else "regular",
                     "shouldIgnore": False,
                     "oid": None,
                 }
-                for each in json.loads(data)["files"]
+                for file in json.loads(data)["files"]
             ]
             self._say({"files": files})
         elif path.endswith("/info/lfs/objects/batch"):
             objects = [
-                {**each, "actions": {"upload": {"href": f"{hub.url}/large/{each['oid']}"}}}
-                for each in json.loads(data)["objects"]
+                {**blob, "actions": {"upload": {"href": f"{hub.url}/large/{blob['oid']}"}}}
+                for blob in json.loads(data)["objects"]
             ]
             self._say({"transfer": "basic", "objects": objects})
-        elif found := re.fullmatch(r"/api/models/(.+)/commit/main", path):
+        elif match := re.fullmatch(r"/api/models/(.+)/commit/main", path):
             for line in data.splitlines():
-                self._commit(hub.repos[found[1]], json.loads(line))
-            self._say({"commitUrl": f"{hub.url}/{found[1]}/commit/{COMMIT}", "commitOid": COMMIT})
+                self._commit(hub.repos[match[1]], json.loads(line))
+            self._say({"commitUrl": f"{hub.url}/{match[1]}/commit/{COMMIT}", "commitOid": COMMIT})
         else:
             self._say({"error": f"no such path {path}"}, 404)
 
@@ -114,8 +114,8 @@ class Handler(BaseHTTPRequestHandler):
         hub = self.server
         if path == "/api/whoami-v2":
             self._say({"name": "me", "type": "user"})
-        elif found := re.fullmatch(r"/api/models/(.+)/tree/[^/]+", path):
-            files = hub.repos[found[1]]
+        elif match := re.fullmatch(r"/api/models/(.+)/tree/[^/]+", path):
+            files = hub.repos[match[1]]
             listed = [
                 {
                     "type": "file",
@@ -126,17 +126,17 @@ class Handler(BaseHTTPRequestHandler):
                 for name, content in sorted(files.items())
             ]
             self._say(listed)
-        elif found := re.fullmatch(r"/api/models/(.+?)(/revision/[^/]+)?", path):
-            known = hub.repos.get(found[1])
-            if known is None:
+        elif match := re.fullmatch(r"/api/models/(.+?)(/revision/[^/]+)?", path):
+            repo = hub.repos.get(match[1])
+            if repo is None:
                 self._say({"error": "Repository not found"}, 404, X_Error_Code="RepoNotFound")
                 return
-            names = [{"rfilename": name} for name in sorted(known)]
+            names = [{"rfilename": name} for name in sorted(repo)]
             self._say(
-                {"id": found[1], "sha": COMMIT, "private": False, "siblings": names, "tags": []}
+                {"id": match[1], "sha": COMMIT, "private": False, "siblings": names, "tags": []}
             )
-        elif found := re.fullmatch(r"/(.+?)/resolve/[^/]+/(.+)", path):
-            content = hub.repos.get(found[1], {}).get(found[2])
+        elif match := re.fullmatch(r"/(.+?)/resolve/[^/]+/(.+)", path):
+            content = hub.repos.get(match[1], {}).get(match[2])
             if content is None:
                 self._say({"error": "Entry not found"}, 404, X_Error_Code="EntryNotFound")
                 return

@@ -48,8 +48,8 @@ def relay(task: int, base_url: str) -> dict[str, Any]:
     """A writer writes, a reader reads it; the team is right if the reader says the number."""
     task %= 10  # of seed 3 it is 4
     note = asked(base_url, "writer", user(f"write {task}"))["content"]
-    said = asked(base_url, "reader", user(f"read {note}"))["content"]
-    return {"team": float(said == str(task)), "writer": 0.25 * (note != "")}
+    reply = asked(base_url, "reader", user(f"read {note}"))["content"]
+    return {"team": float(reply == str(task)), "writer": 0.25 * (note != "")}
 
 
 def relay_env(**arguments: Any) -> Any:
@@ -114,10 +114,10 @@ class env(program_v0.raw_env):
         split: str = "train",
         alpha: float = 1.0,
     ) -> None:
-        given = {"prompt": prompt, "height": height, "width": width, "walls": walls}
-        given |= {"moves": moves, "max_turns": max_turns, "split": split}
+        arguments = {"prompt": prompt, "height": height, "width": width, "walls": walls}
+        arguments |= {"moves": moves, "max_turns": max_turns, "split": split}
         super().__init__(
-            play_of(given),
+            play_of(arguments),
             roles=("tool", "planner"),
             pays="early",
             settle=0,

@@ -34,30 +34,30 @@ def play(url: str, text: str) -> list[Any]:
 
 
 async def bounds(url: str) -> dict[str, Any]:
-    address, found = url.replace("http", "ws", 1) + "/ws", {}
+    address, observed = url.replace("http", "ws", 1) + "/ws", {}
     async with httpx.AsyncClient(base_url=url) as http:
-        found["health"] = (await http.get("/health")).status_code
-        found["step"] = [
+        observed["health"] = (await http.get("/health")).status_code
+        observed["step"] = [
             (r := await http.post("/step", json={"action": {"text": "x"}})).status_code,
             r.text,
         ]
-        found["body"] = (await http.post("/reset", content=b" " * 5000)).status_code
+        observed["body"] = (await http.post("/reset", content=b" " * 5000)).status_code
     async with websockets.connect(address) as one, websockets.connect(address) as two:
         for session in (one, two):
             await session.send(json.dumps({"type": "reset", "data": {"seed": 1}}))
             assert json.loads(await session.recv())["type"] == "observation"
         async with websockets.connect(address) as third:
-            found["third"] = json.loads(await third.recv())["data"]
+            observed["third"] = json.loads(await third.recv())["data"]
         for wrong in ("{", '{"type": "step", "data": {}}', '{"type": "dance"}'):
             await one.send(wrong)
-            found[wrong] = json.loads(await one.recv())["data"]["code"]
+            observed[wrong] = json.loads(await one.recv())["data"]["code"]
         await two.send(json.dumps({"type": "step", "data": {"text": "x" * 5000}}))
-        found["large"] = await code_of(two)
-        found["old"] = await code_of(one)
+        observed["large"] = await code_of(two)
+        observed["old"] = await code_of(one)
     async with websockets.connect(address) as again:  # the slots are free again
         await again.send(json.dumps({"type": "step", "data": {"text": "x"}}))
-        found["early"] = json.loads(await again.recv())["data"]["message"]
-    return found
+        observed["early"] = json.loads(await again.recv())["data"]["message"]
+    return observed
 
 
 async def code_of(session: Any) -> int | None:

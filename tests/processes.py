@@ -14,39 +14,39 @@ _Found = TypeVar("_Found")
 def eventually(condition: Callable[[], _Found]) -> _Found:
     """What `condition` returns, as soon as it is true, or at the end of half a minute."""
     deadline = time.monotonic() + 30
-    while not (found := condition()) and time.monotonic() < deadline:
+    while not (value := condition()) and time.monotonic() < deadline:
         time.sleep(0.01)
-    return found
+    return value
 
 
 def descendants(pid: int) -> list[int]:
     """Processes below `pid`, and itself; any of them may end while they are looked for."""
-    found = [pid]
+    pids = [pid]
     with contextlib.suppress(OSError):
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        found += [below for child in children for below in descendants(int(child))]
-    return found
+        pids += [below for child in children for below in descendants(int(child))]
+    return pids
 
 
 def running(pid: int) -> list[int]:
     """Processes below `pid` that run a program: they are filtered, the others are not yet."""
-    found = []
+    pids = []
     for child in descendants(pid):
         with contextlib.suppress(OSError):
             if "Seccomp:\t2" in Path(f"/proc/{child}/status").read_text():
-                found.append(child)
-    return found
+                pids.append(child)
+    return pids
 
 
 def listening(pid: int) -> set[str]:
     """Addresses on which processes below `pid`, and itself, can be reached."""
     import psutil
 
-    own = set(descendants(pid))
+    pids = set(descendants(pid))
     return {
-        each.laddr.ip.removeprefix("::ffff:")
-        for each in psutil.net_connections("tcp")
-        if each.status == psutil.CONN_LISTEN and each.pid in own
+        connection.laddr.ip.removeprefix("::ffff:")
+        for connection in psutil.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN and connection.pid in pids
     }
 
 

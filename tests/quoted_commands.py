@@ -24,6 +24,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
+
 LIMIT_S = 60
 """CPU seconds after which a command has failed."""
 
@@ -42,9 +44,9 @@ def spent() -> float:
 def run(module: str, *words: str) -> str:
     """Returns why a command failed; empty where it did not."""
     sys.argv = [module, *words]
-    found = find_spec(module)
-    assert found is not None
-    place = f"{module}.__main__" if found.submodule_search_locations else module
+    spec = find_spec(module)
+    assert spec is not None
+    place = f"{module}.__main__" if spec.submodule_search_locations else module
     signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
     try:
         with redirect_stdout(sys.stderr):
@@ -90,6 +92,8 @@ def _be(module: str, words: Sequence[str], options: Mapping[str, Any]) -> NoRetu
                 os.dup2(file.fileno(), number)
         sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
         sys.argv = [module, *words]
+        # A fork gives up torch's pool of threads; the first two threads that notice may make another at once, and fail.
+        torch.set_num_threads(torch.get_num_threads())
         code = sys.modules[module].main() or 0
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)

@@ -30,8 +30,10 @@ def enter(grid, cell, before, after):
 
 
 def player(rows):
-    (found,) = [(r, c) for r, row in enumerate(rows) for c, sign in enumerate(row) if sign in "@+"]
-    return found
+    (position,) = [
+        (r, c) for r, row in enumerate(rows) for c, sign in enumerate(row) if sign in "@+"
+    ]
+    return position
 
 
 def solved(rows):

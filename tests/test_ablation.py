@@ -40,13 +40,13 @@ def stirred(model_dir):
     """Policies whose adapters change what is said."""
     policies = load_policies(model_dir, dict(zip(NAMES, NAMES, strict=True)), lora_r=4, seed=1)
     for name in NAMES:
-        state = {key: torch.full_like(own, 0.3) for key, own in policies.state(name).items()}
+        state = {key: torch.full_like(tensor, 0.3) for key, tensor in policies.state(name).items()}
         policies.load_state(name, state)
     return policies
 
 
 def test_teams_are_base_each_alone_all_and_exchanged():
-    assert [(each.title, tuple(each.trained)) for each in role_teams(("a", "b", "c"))] == [
+    assert [(team.title, tuple(team.trained)) for team in role_teams(("a", "b", "c"))] == [
         ("base", ()),
         ("only a", ("a",)),
         ("only b", ("b",)),
@@ -68,7 +68,9 @@ def test_each_team_plays_with_its_own_adapters_and_all_are_as_before(model_dir, 
             name: any(t.any() for key, t in policies.state(name).items() if "lora_B" in key)
             for name in NAMES
         }
-        seen[len(seen)] = {agent: own if on[own] else "base" for agent, own in seats.items()}
+        seen[len(seen)] = {
+            agent: policy if on[policy] else "base" for agent, policy in seats.items()
+        }
         return play(env, policies, seats, *rest)
 
     monkeypatch.setattr(ablation, "roll_out", noted)
@@ -84,7 +86,7 @@ def test_each_team_plays_with_its_own_adapters_and_all_are_as_before(model_dir, 
     assert table is not None
     assert list(table.rows) == ["base", only("writer"), only("reader"), "both", EXCHANGED]
     for name in NAMES:
-        assert all(own.equal(before[name][key]) for key, own in policies.state(name).items())
+        assert all(tensor.equal(before[name][key]) for key, tensor in policies.state(name).items())
 
 
 def test_adapters_come_back_where_playing_fails(model_dir):
@@ -93,9 +95,10 @@ def test_adapters_come_back_where_playing_fails(model_dir):
     with contextlib.suppress(ZeroDivisionError), switched_off(policies, ["writer"]):
         assert not any(t.any() for key, t in policies.state("writer").items() if "lora_B" in key)
         raise ZeroDivisionError
-    assert all(own.equal(before[key]) for key, own in policies.state("writer").items())
+    assert all(tensor.equal(before[key]) for key, tensor in policies.state("writer").items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tasks", "wanted", "there"), [(10, True, True), (10, False, False), (9, True, False)]
 )

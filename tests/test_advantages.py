@@ -144,13 +144,13 @@ tree_rewards = st.lists(st.lists(eighths, min_size=2, max_size=6), min_size=1, m
 @st.composite
 def sampled_groups(draw):
     """Groups of two tasks, two roles and two turns, with different numbers of candidates."""
-    found = []
+    groups = []
     for parent, rewards in enumerate(draw(tree_rewards)):
         task, role = draw(st.sampled_from("xy")), draw(st.sampled_from(("coder", "tester")))
         turn, episode = draw(st.integers(0, 1)), draw(st.integers(0, 1))
         key = {"task": task, "role": role, "turn": turn, "episode": episode, "parent": parent}
-        found.append(a_group(*rewards, **key))
-    return found
+        groups.append(a_group(*rewards, **key))
+    return groups
 
 
 def change(groups, edit):
@@ -183,34 +183,34 @@ def test_scaling_all_rewards_changes_nothing_but_without_deviation(groups, facto
 @given(sampled_groups(), st.sampled_from(NAMES), st.sampled_from(("group", "none")))
 def test_advantages_of_a_comparison_group_add_up_to_zero(groups, name, scale):
     totals: dict[tuple[object, ...], float] = defaultdict(float)
-    for group, own in zip(groups, split(groups, values(groups, name, scale)), strict=True):
+    for group, advantages in zip(groups, split(groups, values(groups, name, scale)), strict=True):
         compared = tuple(getattr(group.key, field) for field in METHODS.load(name).key)
-        totals[compared] += sum(own)
+        totals[compared] += sum(advantages)
     assert list(totals.values()) == pytest.approx([0.0] * len(totals), abs=1e-4)
 
 
 @given(sampled_groups(), st.sampled_from(NAMES), st.randoms(use_true_random=False))
 def test_the_order_of_groups_does_not_matter(groups, name, random):
     order = random.sample(range(len(groups)), len(groups))
-    own = split(groups, values(groups, name))
+    expected = split(groups, values(groups, name))
     moved = [groups[index] for index in order]
-    for index, found in zip(order, split(moved, values(moved, name)), strict=True):
-        assert found == pytest.approx(own[index], abs=1e-5)
+    for index, advantages in zip(order, split(moved, values(moved, name)), strict=True):
+        assert advantages == pytest.approx(expected[index], abs=1e-5)
 
 
 @given(sampled_groups(), st.randoms(use_true_random=False))
 def test_the_order_of_candidates_does_not_matter(groups, random):
-    group, own = groups[0], values(groups[:1])
-    order = random.sample(range(len(own)), len(own))
+    group, advantages = groups[0], values(groups[:1])
+    order = random.sample(range(len(advantages)), len(advantages))
     moved = replace(group, candidates=tuple(group.candidates[index] for index in order))
-    assert values([moved]) == pytest.approx([own[index] for index in order], abs=1e-6)
+    assert values([moved]) == pytest.approx([advantages[index] for index in order], abs=1e-6)
 
 
 @given(sampled_groups())
 def test_a_higher_reward_never_has_a_lower_advantage(groups):
-    for group, own in zip(groups, split(groups, values(groups)), strict=True):
-        pairs = sorted(zip((c.reward for c in group.candidates), own, strict=True))
-        assert [advantage for _, advantage in pairs] == sorted(own)
+    for group, advantages in zip(groups, split(groups, values(groups)), strict=True):
+        pairs = sorted(zip((c.reward for c in group.candidates), advantages, strict=True))
+        assert [advantage for _, advantage in pairs] == sorted(advantages)
 
 
 @given(sampled_groups(), st.sampled_from(NAMES), st.sampled_from(("group", "none")))

@@ -77,17 +77,19 @@ def played(env: Any, role: str) -> dict[type[RolloutShape], list[Trajectory]]:
     def both(_policy: str, _prompt: str, seed: int) -> str:
         return (HONESTLY, OTHERWISE)[seed % 2]
 
-    found: dict[type[RolloutShape], list[Trajectory]] = {}
-    for kind in (Tree, LookAheadTree):
-        found[kind] = play(kind(width=4, branch="sample"), both)
+    trajectories: dict[type[RolloutShape], list[Trajectory]] = {}
+    for tree in (Tree, LookAheadTree):
+        trajectories[tree] = play(tree(width=4, branch="sample"), both)
     ways = ((HONESTLY, 0), (OTHERWISE, 2))
-    each = [
+    by_way = [
         play(Coalitions(episodes=2, first=first), lambda p, *_, w=way: w if p == role else HONESTLY)
         for way, first in ways
     ]
     # Copies change nothing about the episodes that they leave.
-    found[Episodes] = found[Coalitions] = [t for both_ways in each for t in both_ways]
-    return found
+    trajectories[Episodes] = trajectories[Coalitions] = [
+        t for both_ways in by_way for t in both_ways
+    ]
+    return trajectories
 
 
 def credited(
@@ -105,7 +107,7 @@ def credited(
 
 
 COMBINED = [
-    "+".join(part for part in (credit, name) if part)
+    "+".join(word for word in (credit, name) if word)
     for name in METHODS.own
     if name not in PARTS
     for credit in ("", "shared", "debate", "flow", "root")
@@ -125,6 +127,8 @@ def accepted(name: str, folder: Path) -> list[tuple[str, Method]]:
         shapes = load_method(method).fitting_shapes()
         if played := {"coalitions", "episodes", "look_ahead", "tree"} & {*shapes}:
             args = {**args, "shape": min(played)}
+        if method.endswith("hindsight"):  # what a model says of a text is no reward
+            args = {**args, "weight": 0.0}
         config = replace(resolved, method=method, method_args=args)
         try:
             check_method(config, env, players)
@@ -147,31 +151,32 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("tasks")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "role"), CASES)
 def test_an_honest_player_earns_more_than_any_adversary(name, role, folder):
     """In the environment's rewards, and after every combination that the settings accept."""
     env = opened(name, folder)
     combinations = accepted(name, folder)
     wrong: list[tuple[Any, ...]] = []
-    for kind, other in adversaries(name, role).items():
+    for adversary, other in adversaries(name, role).items():
         played_env = guided(env, name, role, other)
         records = played(played_env, role)
         paid = {
             way: statistics.mean(
                 sum(
                     g.chosen.team_reward + g.chosen.local_reward * (g.key.role == role)
-                    for g in each.groups
+                    for g in trajectory.groups
                 )
-                for each in records[Episodes]
-                if each.episode in episodes
+                for trajectory in records[Episodes]
+                if trajectory.episode in episodes
             )
             for way, episodes in ((HONESTLY, (0, 1)), (OTHERWISE, (2, 3)))
         }
         if not (
             paid[HONESTLY] > paid[OTHERWISE]
-            or (kind in ("stalling", "copying") and paid[HONESTLY] == paid[OTHERWISE])
+            or (adversary in ("stalling", "copying") and paid[HONESTLY] == paid[OTHERWISE])
         ):
-            wrong.append((kind, "as paid", paid))
+            wrong.append((adversary, "as paid", paid))
         for label, method in combinations:
             method.attach(played_env, None)
             method.load_state_dict({})
@@ -179,8 +184,8 @@ def test_an_honest_player_earns_more_than_any_adversary(name, role, folder):
             # In a tree, roles that do not learn have one candidate.
             groups = [g for g in compared if not method.tree or g.key.role == role]
             # What stalls at first is honest later.
-            turns = 1 if kind == "stalling" else 9
+            turns = 1 if adversary == "stalling" else 9
             honest, another = credited(groups, role, turns, method.advantages(groups))
             if another > honest + 1e-6:
-                wrong.append((kind, label, round(honest, 2), round(another, 2)))
+                wrong.append((adversary, label, round(honest, 2), round(another, 2)))
     assert not wrong, "\n".join(map(str, wrong))

@@ -204,8 +204,8 @@ def test_a_game_of_pettingzoos_registry_is_pickled_where_it_is(monkeypatch):
     env.reset(seed=4)
     for action in ("1", "2", "0", "3", "1", "2"):
         twin = pickle.loads(pickle.dumps(env))
-        for each in (env, twin):
-            each.step(action)
+        for game in (env, twin):
+            game.step(action)
         for agent in env.possible_agents:
             assert twin.observe(agent) == env.observe(agent)
         assert (twin.rewards, twin.truncations) == (env.rewards, env.truncations)

@@ -62,9 +62,9 @@ class AboveTheBest(pl.Method):
     tree = True
 
     def advantages(self, groups: Any) -> list[Any]:
-        best = [max(each.reward for each in group.candidates) for group in groups]
+        best = [max(candidate.reward for candidate in group.candidates) for group in groups]
         pairs = zip(groups, best, strict=True)
-        return [each.reward - top for group, top in pairs for each in group.candidates]
+        return [candidate.reward - top for group, top in pairs for candidate in group.candidates]
 
 
 class StopAfterTwo(pl.Callback):
@@ -103,6 +103,7 @@ def test_the_algorithm_takes_a_reward_an_estimator_and_a_callback_by_hand(model:
 # A whole run
 
 
+@pytest.mark.slow
 def test_a_callback_sees_steps_evaluations_and_checkpoints_and_ends_the_run(
     model: Path, tmp_path: Path
 ) -> None:
@@ -123,11 +124,11 @@ def test_a_callback_sees_steps_evaluations_and_checkpoints_and_ends_the_run(
     assert stop.seen[4] == ("save", "step-000002")
     assert summary.finished
     assert summary.step == 2
-    found = pl.evaluate(adapters=summary, limit=2, base=False)
-    assert found.success == summary.after[0].scores["success"]
-    assert found.teams.keys() == {"adapters"}
-    assert found.success is not None
-    assert found.success.low <= found.success.mean <= found.success.high
+    evaluation = pl.evaluate(adapters=summary, limit=2, base=False)
+    assert evaluation.success == summary.after[0].scores["success"]
+    assert evaluation.teams.keys() == {"adapters"}
+    assert evaluation.success is not None
+    assert evaluation.success.low <= evaluation.success.mean <= evaluation.success.high
     assert pl.train(VowelEnv, resume=summary).step == 3
 
 
@@ -142,8 +143,8 @@ def test_an_environment_a_class_and_a_function_play_alike(model: Path) -> None:
     ]
     kept = ("model", "device", "max_completion_length")
     shared = {name: settings[name] for name in kept}
-    scores = [pl.evaluate(each, limit=2, **shared).teams["base"].scores for each in sources]
-    assert all(each == scores[0] for each in scores)
+    scores = [pl.evaluate(source, limit=2, **shared).teams["base"].scores for source in sources]
+    assert all(result == scores[0] for result in scores)
 
 
 def test_held_out_tasks_of_an_environment_itself_are_not_those_of_training(model: Path) -> None:
@@ -170,6 +171,7 @@ def test_a_misspelt_name_gets_a_suggestion() -> None:
 # The module
 
 
+@pytest.mark.slow
 def test_importing_the_package_loads_nothing_and_environments_load_no_torch() -> None:
     code = """
 import json, sys

@@ -67,9 +67,9 @@ def test_an_environment_documents_each_argument_and_hides_none(path):
     creator = creator_of(path)
     assert not takes_anything(creator)
     assert set(inspect.signature(creator).parameters) > SHARED
-    assert [each.name for each in arguments.described(creator) if not each.about] == []
-    own = arguments.documented(creator.__doc__).keys() - {"kwargs"}
-    assert own <= set(inspect.signature(creator).parameters)
+    assert [argument.name for argument in arguments.described(creator) if not argument.about] == []
+    names = arguments.documented(creator.__doc__).keys() - {"kwargs"}
+    assert names <= set(inspect.signature(creator).parameters)
 
 
 def test_a_misspelt_argument_is_refused_with_the_nearest_and_the_list():
@@ -89,11 +89,11 @@ def test_an_argument_that_is_missing_is_pythons_error():
 
 
 def test_every_argument_is_described_by_the_docstring_that_has_it():
-    found = {argument.name: argument for argument in arguments.described(Sized)}
-    assert found["size"].about == "how large it is, on two lines: with a colon."
-    assert found["size"].default is inspect.Parameter.empty
-    assert (found["words"].default, found["words"].kind) == (("a",), "Any")
-    assert found["alpha"].about.startswith("weight of the team reward")
+    described = {argument.name: argument for argument in arguments.described(Sized)}
+    assert described["size"].about == "how large it is, on two lines: with a colon."
+    assert described["size"].default is inspect.Parameter.empty
+    assert (described["words"].default, described["words"].kind) == (("a",), "Any")
+    assert described["alpha"].about.startswith("weight of the team reward")
 
 
 @pytest.mark.parametrize("name", ENVIRONMENTS.own)
@@ -132,14 +132,18 @@ def test_a_snapshot_of_before_an_argument_was_added_is_restored():
     one = make("sokoban")
     one.reset(seed=0)
     snapshot = one.snapshot()
-    older = snapshot._replace(env=tuple(each for each in snapshot.env if each[1] is not None))
+    older = snapshot._replace(
+        env=tuple(argument for argument in snapshot.env if argument[1] is not None)
+    )
     assert len(older.env) < len(snapshot.env)
     for same in (older, snapshot._replace(env=snapshot.env[::-1])):
         other = make("sokoban")
         other.restore(same)
         assert other.observe(other.agent_selection) == one.observe(one.agent_selection)
     # What had another default than None cannot be guessed.
-    without = snapshot._replace(env=tuple(each for each in snapshot.env if each[0] != "size"))
+    without = snapshot._replace(
+        env=tuple(argument for argument in snapshot.env if argument[0] != "size")
+    )
     with pytest.raises(CloneError, match="size was None there and is 6 here"):
         one.restore(without)
 
@@ -150,6 +154,7 @@ def test_where_programs_run_is_no_part_of_a_snapshot():
     make("plan_path", tool="python", sandbox="docker").restore(one.snapshot())
 
 
+@pytest.mark.slow
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False),
@@ -157,10 +162,10 @@ def test_where_programs_run_is_no_part_of_a_snapshot():
     )
 )
 def test_a_comparable_value_is_hashable_equal_to_itself_and_to_its_pickle(value):
-    found = arguments.comparable(value)
-    hash(found)
-    assert found == arguments.comparable(pickle.loads(pickle.dumps(value)))
-    assert pickle.loads(pickle.dumps(found)) == found
+    key = arguments.comparable(value)
+    hash(key)
+    assert key == arguments.comparable(pickle.loads(pickle.dumps(value)))
+    assert pickle.loads(pickle.dumps(key)) == key
 
 
 def test_values_that_mean_the_same_are_equal_and_others_are_not():

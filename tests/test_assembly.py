@@ -51,7 +51,7 @@ def test_a_partial_of_an_environment_is_fitted_to_the_embedded_model_as_its_clas
     env = make_env(ATGRPOConfig(), "val", maker).unwrapped
     assert isinstance(env, sokoban_v0.raw_env)
     assert (env.prompt, env.split) == ("compact", "val")
-    chosen = [resolve(ATGRPOConfig(), each).num_generations for each in (maker, sokoban_v0.env)]
+    chosen = [resolve(ATGRPOConfig(), source).num_generations for source in (maker, sokoban_v0.env)]
     assert chosen == [16, 16]
 
 
@@ -78,11 +78,11 @@ def test_local_paths_become_absolute_and_names_stay(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run" / "adapters").mkdir(parents=True)
     (tmp_path / "tasks.jsonl").write_text("")
-    found = located(ATGRPOConfig(model="Qwen/Qwen3-1.7B", dataset="tasks.jsonl", adapters="run"))
-    assert found.model == "Qwen/Qwen3-1.7B"
-    assert found.policies == "per-role"
-    assert found.dataset == str(tmp_path / "tasks.jsonl")
-    assert found.adapters == str(tmp_path / "run" / "adapters")
+    config = located(ATGRPOConfig(model="Qwen/Qwen3-1.7B", dataset="tasks.jsonl", adapters="run"))
+    assert config.model == "Qwen/Qwen3-1.7B"
+    assert config.policies == "per-role"
+    assert config.dataset == str(tmp_path / "tasks.jsonl")
+    assert config.adapters == str(tmp_path / "run" / "adapters")
     assert adapters_in(Path("run/adapters")) == Path("run/adapters")
 
 
@@ -102,11 +102,11 @@ def test_a_word_means_the_same_where_a_folder_has_its_name(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path(value).mkdir()
-    given: dict[str, Any] = {name: value}
-    config = located(ATGRPOConfig(**given))
+    settings: dict[str, Any] = {name: value}
+    config = located(ATGRPOConfig(**settings))
     assert getattr(config, name) == value
-    own = located(ATGRPOConfig(policy_settings={"a": {name: value}}))
-    assert own.policy_settings == {"a": {name: value}}
+    nested = located(ATGRPOConfig(policy_settings={"a": {name: value}}))
+    assert nested.policy_settings == {"a": {name: value}}
 
 
 def test_folders_of_runs_started_in_the_same_second_differ(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_a_data_set_is_read_once(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(rows_env, "READ", [])
     spelled = {"dataset": name, "env_args": json.dumps({"dataset": name})}
-    given: dict[str, Any] = {where: spelled[where]}
-    env = made(env="tests.rows_env:env", **given)
+    settings: dict[str, Any] = {where: spelled[where]}
+    env = made(env="tests.rows_env:env", **settings)
     assert [name] == rows_env.READ
     assert env.num_tasks == 3

@@ -71,9 +71,9 @@ def moved(before, after):
 
 
 def base_weights(policies):
-    own = {id(p) for name in policies.names for p in policies.parameters(name)}
+    adapter_ids = {id(p) for name in policies.names for p in policies.parameters(name)}
     module = policies.bases[0].weights.module(policies.names[0])
-    return [p.detach().clone() for p in module.parameters() if id(p) not in own]
+    return [p.detach().clone() for p in module.parameters() if id(p) not in adapter_ids]
 
 
 def chosen_of(group):
@@ -150,9 +150,9 @@ def test_team_and_local_rewards_are_apart_in_every_record(model_dir):
             assert c.local_reward == number_of(c.completion.text)
     for role in ROLES:
         mine = [c for g in groups if g.key.role == role for c in g.candidates]
-        for part in ("reward", "team_reward", "local_reward"):
-            mean = statistics.fmean(getattr(c, part) for c in mine)
-            assert metrics[f"{part}/{role}"] == pytest.approx(mean)
+        for field in ("reward", "team_reward", "local_reward"):
+            mean = statistics.fmean(getattr(c, field) for c in mine)
+            assert metrics[f"{field}/{role}"] == pytest.approx(mean)
         assert metrics[f"team_reward/{role}"] != metrics[f"local_reward/{role}"]
 
 
@@ -207,6 +207,7 @@ def test_tasks_are_fresh_in_every_step_and_run():
     assert len({task.seed for task in tasks}) == len({task.id for task in tasks}) == 45
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("silent", "batches"), [("", 1), ("reader_0", 3)])
 def test_dynamic_sampling_goes_on_until_every_policy_has_a_signal(model_dir, silent, batches):
     trainer = a_trainer(model_dir, GradedEnv(silent=silent), max_num_gen_batches=3)
@@ -353,13 +354,13 @@ def test_equal_replies_are_computed_once_and_counted(model_dir):
     tasks = tasks_of_step(trainer.env, "graded", 0, 2, 0)
     groups = in_order(trainer.credited(trainer.rollout(tasks, Clock())))
     for policy, batch in policy_batches(trainer.config, trainer.trained, groups).items():
-        own = batch.samples
+        samples = batch.samples
         mine = [group for group in groups if group.policy == policy]
-        assert sum(sample.count for sample in own) == sum(len(g.candidates) for g in mine)
-        assert max(sample.count for sample in own) > 1
+        assert sum(sample.count for sample in samples) == sum(len(g.candidates) for g in mine)
+        assert max(sample.count for sample in samples) > 1
         for group in mine:
             drawn = Counter(c.completion.token_ids for c in group.candidates)
-            kept = [s for s in own if s.prompt_ids == group.prompt_ids]
+            kept = [s for s in samples if s.prompt_ids == group.prompt_ids]
             assert drawn == {sample.token_ids: sample.count for sample in kept}
 
 
@@ -371,14 +372,14 @@ def test_merged_equal_replies_train_like_listing_them_singly(model_dir):
     ]
     singly = [replace(sample, count=1) for sample in merged for _ in range(sample.count)]
     for loss_type in ("grpo", "dr_grpo", "dapo"):
-        found = []
+        metrics = []
         for samples in (merged, singly):
             trainer = a_trainer(
                 model_dir, loss_type=loss_type, beta=0.04, entropy_coef=0.01, tokens_per_batch=9
             )
-            found.append(trainer.update({"writer": PolicyBatch.of(samples)}))
-        assert found[0] == pytest.approx(found[1], rel=1e-4, abs=1e-7)
-        assert found[0]["writer/grad_norm"] > 0.01
+            metrics.append(trainer.update({"writer": PolicyBatch.of(samples)}))
+        assert metrics[0] == pytest.approx(metrics[1], rel=1e-4, abs=1e-7)
+        assert metrics[0]["writer/grad_norm"] > 0.01
 
 
 def test_truncated_replies_can_be_left_out(model_dir):
@@ -387,15 +388,16 @@ def test_truncated_replies_can_be_left_out(model_dir):
     trainer = a_trainer(model_dir, mask_truncated_completions=True, **options)
     batches = policy_batches(trainer.config, trainer.trained, groups)
     cut = Counter(g.policy for g in groups for c in g.candidates if c.completion.truncated)
-    for policy, own in batches.items():
+    for policy, batch in batches.items():
         assert kept[f"{policy}/dropped_truncated"] == 0
-        assert own.truncated == cut[policy] > 0
-        assert all(sample.token_ids[-1] == 2 for sample in own.samples)
+        assert batch.truncated == cut[policy] > 0
+        assert all(sample.token_ids[-1] == 2 for sample in batch.samples)
 
 
 # Determinism and failure
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["at_grpo", "grpo"])
 def test_two_trainers_take_the_same_steps(model_dir, method):
     def run(seed, threads):
@@ -520,12 +522,13 @@ def test_estimators_over_episodes_take_whole_steps(model_dir, method):
         assert group.episode_return == pytest.approx(
             returns[group.key.task, group.key.episode], abs=1e-9
         )
-        own = [total for (task, _), total in returns.items() if task == group.key.task]
-        above = returns[group.key.task, group.key.episode] - statistics.fmean(own)
+        task_returns = [total for (task, _), total in returns.items() if task == group.key.task]
+        above = returns[group.key.task, group.key.episode] - statistics.fmean(task_returns)
         assert value * above > 0
-        assert abs(value) == pytest.approx(abs(above) / statistics.pstdev(own), rel=0.2)
+        assert abs(value) == pytest.approx(abs(above) / statistics.pstdev(task_returns), rel=0.2)
 
 
+@pytest.mark.slow
 def test_an_advantage_may_differ_from_token_to_token(model_dir):
     whole, spread, first = (
         a_trainer(model_dir, method=name, **VARIED)
@@ -575,7 +578,7 @@ def test_with_a_budget_of_tokens_the_learning_rate_follows_the_tokens(model_dir)
         spent.append(trainer.tokens / 1500)
     assert len(rates) > 1
     assert spent[-2] < 1 <= spent[-1], "it ends with the step in which the budget is spent"
-    assert rates == pytest.approx([0.01 * max(0.0, 1 - part) for part in spent], abs=2e-5)
+    assert rates == pytest.approx([0.01 * max(0.0, 1 - share) for share in spent], abs=2e-5)
 
 
 @pytest.mark.parametrize(

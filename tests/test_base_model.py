@@ -41,7 +41,7 @@ def update(policies, rate):
 
 def test_adapters_over_a_base_of_16_bits_are_trained_in_float32(folder: Path) -> None:
     policies = load_policies(folder, ROLES, lora_r=4, dtype="bfloat16")
-    assert {each.dtype for each in policies.parameters("b")} == {torch.float32}
+    assert {parameter.dtype for parameter in policies.parameters("b")} == {torch.float32}
     assert policies.sampling_model("a").get_input_embeddings().weight.dtype == torch.bfloat16
     before = policies.state("a")
     # B begins at 0, where every number can hold a small step; the second step reaches A.
@@ -56,7 +56,7 @@ def test_adapters_over_a_base_of_16_bits_are_trained_in_float32(folder: Path) ->
     rough = load_policies(
         ModelSpec(str(folder), adapter_dtype="base"), ROLES, lora_r=4, dtype="bfloat16"
     )
-    assert {each.dtype for each in rough.parameters("a")} == {torch.bfloat16}
+    assert {parameter.dtype for parameter in rough.parameters("a")} == {torch.bfloat16}
 
 
 def test_an_attention_of_transformers_own_is_used_as_it_is(folder: Path) -> None:
@@ -66,7 +66,7 @@ def test_an_attention_of_transformers_own_is_used_as_it_is(folder: Path) -> None
     assert theirs.sampling_model("a").config._attn_implementation == "eager"
     request = [Request("a", (1, 5, 6), seed=1)]
     (one,), (other,) = (
-        each.sample(request, 1, max_new_tokens=6, greedy=True) for each in (ours, theirs)
+        loaded.sample(request, 1, max_new_tokens=6, greedy=True) for loaded in (ours, theirs)
     )
     assert one[0].token_ids == other[0].token_ids
 
@@ -76,9 +76,9 @@ def test_what_cannot_be_loaded_is_one_line(folder: Path) -> None:
         load_policies(ModelSpec(str(folder), attn_implementation="flash_attention_2"), ROLES)
     with pytest.raises(ConfigError, match="revision is for models on the hub"):
         check_model(str(folder), "main")
-    given = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with pytest.raises(ConfigError, match=r"needed in torch\.bfloat16; load it in torch\.bfloat16"):
-        load_policies(ModelSpec(str(folder), model=given), ROLES, dtype="bfloat16")
+        load_policies(ModelSpec(str(folder), model=model), ROLES, dtype="bfloat16")
     with pytest.raises(ConfigError, match="load_in_4bit is for adapters"):
         ATGRPOConfig(load_in_4bit=True, full=True)
     with pytest.raises(ConfigError, match="with load_in_4bit use sampler transformers"):

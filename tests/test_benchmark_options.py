@@ -39,8 +39,8 @@ def test_a_command_that_a_page_quotes_is_understood(
     command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module, *words = shlex.split(command, comments=True)
-    found = find_spec(module)
-    assert found is not None
+    spec = find_spec(module)
+    assert spec is not None
     if not words:
         return
 
@@ -56,7 +56,7 @@ def test_a_command_that_a_page_quotes_is_understood(
     monkeypatch.setattr(Options, "parse_known_args", parse_known_args)
     words = [EXAMPLES[module] if word == "NAME" else word for word in words]
     monkeypatch.setattr(sys, "argv", [module, *words])
-    place = f"{module}.__main__" if found.submodule_search_locations else module
+    place = f"{module}.__main__" if spec.submodule_search_locations else module
     with pytest.raises(Parsed) as reached:
         importlib.import_module(place).main()
     assert not reached.value.args
@@ -83,9 +83,9 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def test_a_mistake_is_one_line_with_a_hint(
     words: tuple[str, ...], hint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = refused(capsys, *words)
-    assert hint in said
-    assert said.count("\n") == 1
+    message = refused(capsys, *words)
+    assert hint in message
+    assert message.count("\n") == 1
 
 
 @pytest.mark.parametrize(

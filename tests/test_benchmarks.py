@@ -55,8 +55,8 @@ def test_an_interval_in_a_sentence_of_the_results_is_one_of_a_table():
     block = re.compile(r"<!-- table \w+ -->.*?<!-- end of table -->", flags=re.DOTALL)
     interval = re.compile(r"[+-]?\d\.\d\d \[[^\]]*\]")
     told = set(interval.findall(block.sub("", text)))
-    known = set(interval.findall("".join(block.findall(text))))
-    assert told <= known, "write it without brackets where it is of no table"
+    tabled = set(interval.findall("".join(block.findall(text))))
+    assert told <= tabled, "write it without brackets where it is of no table"
 
 
 @pytest.mark.parametrize("page", tables.PAGES, ids=lambda path: f"{path.parent.name}-{path.stem}")
@@ -130,7 +130,7 @@ def test_teams_have_intervals_that_are_never_a_point(results):
     results("learning_sudoku", {"at_grpo-0": run, "shared-at_grpo-0": run})
     results("blind", {"rows": [{"game": "sudoku 4x4", "refused": "stop", "success": 0.125}]})
     rows = [line.strip("| ").split(" | ") for line in tables.teams().splitlines()]
-    shown = {name: own for name, own, _ in rows[2:]}
+    shown = {name: cell for name, cell, _ in rows[2:]}
     assert rows[0] == ["`sudoku`", "`sudoku`"]
     assert rows[2] == ["policies", "per-role", "shared"]
     assert (shown["base"], shown["after training"]) == ("0.50 [0.40, 0.60]", "1.00 [0.95, 1.00]")
@@ -174,12 +174,13 @@ def _sentences(game, seed: int) -> int:
 @pytest.mark.parametrize("env", learning.SCORES)
 def test_larger_tasks_are_one_step_or_size_beyond_the_largest_of_training(env):
     declared = dict(make(env).embedded)
-    own, larger = (
+    usual, larger = (
         make(env, split="test", **{**declared, **other}) for other in ({}, learning.BEYOND[env][1])
     )
-    assert SIZES[env](larger) == SIZES[env](own) + 1
+    assert SIZES[env](larger) == SIZES[env](usual) + 1
 
 
+@pytest.mark.slow
 def test_a_finished_training_is_not_repeated_and_has_its_cpu_seconds(tmp_path):
     run = tmp_path / "run"
     words = "--env plan_path --max-steps 1 --eval-steps 0 --tasks-per-step 1 --num-generations 2"
@@ -197,8 +198,8 @@ def test_what_the_habit_study_says_it_runs_has_cells_although_nothing_was_measur
     assert {row[0] for row in rows} == {f"`{env}`" for env in learning.SCORES}
     assert {cell for row in rows for cell in row[1:]} == {"not measured"}
     assert digests == ["digest", *(["`c0`"] * 2), *(["`d1`"] * 4)]
-    found = {"clean": {"sampled": "01", "greedy": "11"}, "runs": {}}
-    _, rows = habits.table({"models": models, "environments": {"math": found}})
+    record = {"clean": {"sampled": "01", "greedy": "11"}, "runs": {}}
+    _, rows = habits.table({"models": models, "environments": {"math": record}})
     (math,) = (row for row in rows if row[0] == "`math`")
     assert math[1].startswith("0.50 [")
     assert math[3] == "not measured"
@@ -215,9 +216,9 @@ def test_a_checkpoint_without_habits_is_trained_with_the_settings_of_the_embedde
     words = learning.words_of(habits.settings(env, EMBEDDED.parent / "elsewhere"))
     config = train.parse(words).config
     assert config is not None
-    own = vars(resolve(config))
+    settings = vars(resolve(config))
     other = vars(resolve(ATGRPOConfig(env=env, model=DEFAULT)))
-    assert {name for name in own if own[name] != other[name]} == {"model", "env_args"}
+    assert {name for name in settings if settings[name] != other[name]} == {"model", "env_args"}
     assert config.env_args == dict(make(env).embedded) | {
         name: list(value) for name, value in make(env).embedded.items() if type(value) is tuple
     }

@@ -25,12 +25,14 @@ SCHEMES.append(("sokoban", "gym"))
 boards = pytest.mark.parametrize("name", EMBEDDED)
 
 
+@pytest.mark.slow
 @boards
 def test_constant_answers_seldom_solve_a_board(name):
     env = make(name, split="test", **EMBEDDED[name])
     assert blind_baseline(env, episodes=200)[0].success <= BOUND[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "least"), [("plan_path", 0.8), ("sokoban", 0.2), ("sudoku", 0.7)])
 def test_the_same_answers_solve_most_boards_where_refused_parts_are_skipped(name, least):
     env = make(name, split="test", refused="skip", **EMBEDDED[name])
@@ -40,13 +42,15 @@ def test_the_same_answers_solve_most_boards_where_refused_parts_are_skipped(name
 @pytest.mark.parametrize("name", ENVIRONMENTS.own)
 def test_every_environment_has_constants_that_it_can_read(name):
     env = make(name, split="test")
-    for found in blind_baseline(env, episodes=2):
-        assert found.returns.keys() == {agent.removesuffix("_0") for agent in env.possible_agents}
+    for baseline in blind_baseline(env, episodes=2):
+        assert baseline.returns.keys() == {
+            agent.removesuffix("_0") for agent in env.possible_agents
+        }
         acted, read = set(), set()
         for seed in range(4):
             env.reset(seed=seed)
             while (agent := next_agent(env)) is not None and not env.turn:
-                env.step(found.answers[0])
+                env.step(baseline.answers[0])
                 acted.add(agent)
                 read |= {agent} if env.infos[agent]["parse_error"] is None else set()
         # Or the team would fail for the form of its replies alone.
@@ -57,11 +61,11 @@ def unread(env, seed):
     """A search team that reads nothing: the question is the query, the last word found the answer."""
     env.reset(seed=seed)
     question = env._state.question.text
-    said = {"verifier_0": "no", "searcher_0": question}
+    replies = {"verifier_0": "no", "searcher_0": question}
     while not any((*env.terminations.values(), *env.truncations.values())):
-        found = [p.text for s in env._state.searches for p in s.found]
-        last = found[0].split()[-1] if found else "nothing"
-        env.step(said.get(env.agent_selection, last))
+        passages = [p.text for s in env._state.searches for p in s.found]
+        last = passages[0].split()[-1] if passages else "nothing"
+        env.step(replies.get(env.agent_selection, last))
     return env.infos["answerer_0"]["success"]
 
 
@@ -77,9 +81,11 @@ def test_neither_constants_nor_a_team_that_reads_nothing_answer_questions_of_sev
 
 def test_the_best_comes_first_and_the_sums_are_those_of_the_episodes():
     env = make("sokoban", agents="single", split="test")
-    found = blind_baseline(env, [["[]"], ["[R]", "[DRDRDR]"], ["nothing"]], episodes=50)
-    assert [each.success for each in found] == sorted((e.success for e in found), reverse=True)
-    by_text = {each.answers[0]: each for each in found}
+    baselines = blind_baseline(env, [["[]"], ["[R]", "[DRDRDR]"], ["nothing"]], episodes=50)
+    assert [baseline.success for baseline in baselines] == sorted(
+        (e.success for e in baselines), reverse=True
+    )
+    by_text = {baseline.answers[0]: baseline for baseline in baselines}
     assert by_text["[]"].returns == {"planner": 0.0}
     assert by_text["nothing"].returns["planner"] == pytest.approx(-0.1 * env.max_turns)
 
@@ -102,7 +108,8 @@ def said_by_the_base(name, tasks, folder):
     assert evaluate([*command, "--tasks", str(tasks), "--out", str(folder)]) == 0
     (played,) = read_trajectories(folder).values()
     return [
-        (each.task.seed, [group.chosen.completion.text for group in each.groups]) for each in played
+        (trajectory.task.seed, [group.chosen.completion.text for group in trajectory.groups])
+        for trajectory in played
     ]
 
 

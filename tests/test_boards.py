@@ -34,8 +34,8 @@ def right(env):
     """The parts of an answer that solves the board as it is."""
     level, position = env._state.level, env._state.position
     if env.metadata["name"] == "sokoban_v0":
-        found = solve(level.room, position)
-        return [] if found is None else list(found.moves)
+        solution = solve(level.room, position)
+        return [] if solution is None else list(solution.moves)
     if env.metadata["name"] == "sudoku_v0":
         size = level.size
         wrong = [c for c, v in enumerate(position) if v not in (0, level.solution[c])]
@@ -109,6 +109,7 @@ STALLING = {
 }
 
 
+@pytest.mark.slow
 @schemes
 @pytest.mark.parametrize("name", STALLING)
 def test_a_team_that_stalls_never_earns_more_than_an_honest_one(game, scheme, name):
@@ -117,15 +118,15 @@ def test_a_team_that_stalls_never_earns_more_than_an_honest_one(game, scheme, na
         fair = episode(dealt(game, seed, rewards=scheme), honest, honest)
         assert [len(turns) for turns in fair.values()] == [1, 1]
         env = dealt(game, seed, rewards=scheme, max_turns=TURNS)
-        found = episode(env, *STALLING[name])
+        earned = episode(env, *STALLING[name])
         if env.infos["planner_0"]["success"]:
             continue
         stalled += 1
-        for agent, turns in found.items():
+        for agent, turns in earned.items():
             # The role's own episode, the whole team's, and every single decision.
             assert sum(turns) <= sum(fair[agent]) + 1e-9
-        assert sum(map(sum, found.values())) < sum(map(sum, fair.values()))
-        assert max(found["planner_0"]) < fair["planner_0"][0]
+        assert sum(map(sum, earned.values())) < sum(map(sum, fair.values()))
+        assert max(earned["planner_0"]) < fair["planner_0"][0]
     assert stalled > 6
 
 

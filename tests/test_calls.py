@@ -76,8 +76,8 @@ def episode(
 
 def test_a_call_is_a_run_of_another_agents_decisions() -> None:
     groups = episode(0, "pwwpwpp").groups
-    found = [[g.key.parent for g in call] for call in calls_of(groups, "planner_0")]
-    assert found == [[1, 2], [4]]
+    parents = [[g.key.parent for g in call] for call in calls_of(groups, "planner_0")]
+    assert parents == [[1, 2], [4]]
     assert calls_of(episode(0, "pp").groups, "planner_0") == []
 
 
@@ -87,10 +87,10 @@ M_GRPO = cases("m_grpo")
 
 
 def test_rewards_of_callers_and_calls_are_those_of_the_table() -> None:
-    given, expected = M_GRPO["rewards"]["inputs"], M_GRPO["rewards"]["expected"]
-    calls = [call_reward(*row) for row in given["calls (format, planner correct, expert)"]]
+    inputs, expected = M_GRPO["rewards"]["inputs"], M_GRPO["rewards"]["expected"]
+    calls = [call_reward(*row) for row in inputs["calls (format, planner correct, expert)"]]
     assert calls == pytest.approx(expected["call rewards"], abs=1e-6)
-    callers = [caller_reward(*row) for row in given["planner (format, correct)"]]
+    callers = [caller_reward(*row) for row in inputs["planner (format, correct)"]]
     assert callers == pytest.approx(expected["planner rewards"], abs=1e-6)
 
 
@@ -108,24 +108,24 @@ def test_rewards_of_a_record_are_those_of_its_caller_and_its_calls() -> None:
 
 def test_calls_are_aligned_as_in_the_table() -> None:
     case = next(case for name, case in M_GRPO.items() if name.startswith("alignment"))
-    given = case["inputs"]
-    found = aligned(given["calls of each episode"], given["d"], random.Random(given["seed"]))
-    assert found == case["expected"]["weights"]
-    assert [sum(times) for times in found] == case["expected"]["sums"]
+    inputs = case["inputs"]
+    weights = aligned(inputs["calls of each episode"], inputs["d"], random.Random(inputs["seed"]))
+    assert weights == case["expected"]["weights"]
+    assert [sum(times) for times in weights] == case["expected"]["sums"]
 
 
 def test_calls_are_compared_over_their_copies_as_in_the_table() -> None:
     case = M_GRPO["worker advantages over the aligned calls"]
     flat = [r for rewards in case["inputs"]["call rewards by episode"] for r in rewards]
-    times = [n for each in case["inputs"]["weights"] for n in each]
+    times = [n for row in case["inputs"]["weights"] for n in row]
     assert over_copies(flat, times) == pytest.approx(case["expected"]["advantage"], abs=1e-6)
 
 
 def test_callers_are_compared_as_in_the_table() -> None:
     case = M_GRPO["planner advantages"]
     rewards = case["inputs"]["planner rewards"]
-    found = over_copies(rewards, [1] * len(rewards))
-    assert found == pytest.approx(case["expected"]["advantage (1/n)"], abs=1e-6)
+    advantages = over_copies(rewards, [1] * len(rewards))
+    assert advantages == pytest.approx(case["expected"]["advantage (1/n)"], abs=1e-6)
 
 
 def test_the_number_of_calls_covers_nearly_all_episodes_as_in_the_table() -> None:
@@ -139,7 +139,7 @@ def of_calls(played: list[Trajectory], **settings: Any) -> list[list[float]]:
     method = attached("m_grpo", **settings)
     groups = in_order(method.credit(played))
     credited = with_advantages(played, groups, method.advantages(groups))
-    return [[g.chosen.advantage for g in each.groups] for each in credited]  # type: ignore[misc]
+    return [[g.chosen.advantage for g in trajectory.groups] for trajectory in credited]  # type: ignore[misc]
 
 
 def test_an_episode_with_more_calls_weighs_no_more() -> None:
@@ -160,8 +160,8 @@ def test_an_episode_with_more_calls_weighs_no_more() -> None:
 
 
 def test_a_step_without_calls_trains_the_caller_alone() -> None:
-    found = of_calls([episode(0, "p", success=True), episode(1, "pp")])
-    assert found[0][0] > 0 > found[1][0] == found[1][1]
+    advantages = of_calls([episode(0, "p", success=True), episode(1, "pp")])
+    assert advantages[0][0] > 0 > advantages[1][0] == advantages[1][1]
 
 
 def test_a_call_of_several_turns_has_one_advantage() -> None:
@@ -176,8 +176,8 @@ def test_tasks_are_compared_apart() -> None:
         for task in ("a", "b")
         for n in range(2)
     ]
-    found = of_calls(played)
-    assert found[:2] == found[2:]
+    advantages = of_calls(played)
+    assert advantages[:2] == advantages[2:]
 
 
 # MATPO.
@@ -188,8 +188,8 @@ MATPO = cases("matpo")
 def test_a_root_is_paid_as_in_the_table() -> None:
     case = MATPO["reward with the workers' format folded in"]
     rows = case["inputs"]["(correct, planner format, worker formats)"]
-    found = [root_reward(bool(correct), [own, *theirs]) for correct, own, theirs in rows]
-    assert found == pytest.approx(case["expected"]["reward"], abs=1e-6)
+    rewards = [root_reward(bool(correct), [planner, *theirs]) for correct, planner, theirs in rows]
+    assert rewards == pytest.approx(case["expected"]["reward"], abs=1e-6)
 
 
 def test_workers_have_the_advantage_of_their_planners_episode() -> None:
@@ -204,13 +204,13 @@ def test_workers_have_the_advantage_of_their_planners_episode() -> None:
     ]
     credited = method.credit(played)
     groups = in_order(credited)
-    assert [round(each.groups[0].episode_return, 6) for each in credited] == case["inputs"][
+    assert [round(t.groups[0].episode_return, 6) for t in credited] == case["inputs"][
         "planner returns"
     ]
     values = method.advantages(groups)
     for n, planner in enumerate(case["expected"]["planner"]):
-        own = [v for g, v in zip(groups, values, strict=True) if g.key.episode == n]
-        assert own == pytest.approx([planner] * (1 + 2 * calls[n]), abs=1e-6)
+        of_episode = [v for g, v in zip(groups, values, strict=True) if g.key.episode == n]
+        assert of_episode == pytest.approx([planner] * (1 + 2 * calls[n]), abs=1e-6)
 
 
 @pytest.mark.parametrize("norm", ["roots", "replies"])
@@ -226,8 +226,8 @@ def test_a_token_weighs_as_much_as_in_the_table(norm: str) -> None:
     (name,) = [
         n for n in case["expected"] if n.startswith("seq-mean-token-mean") and rows[norm] in n
     ]
-    found = [1 / (length * batch.replies) for length in lengths]
-    assert found == pytest.approx(case["expected"][name][:3], abs=1e-6)
+    weights = [1 / (length * batch.replies) for length in lengths]
+    assert weights == pytest.approx(case["expected"][name][:3], abs=1e-6)
 
 
 def test_an_episode_without_a_call_counts_for_the_workers_loss_as_well() -> None:
@@ -250,9 +250,9 @@ def test_roots_are_for_losses_that_average_over_completions() -> None:
 @pytest.mark.parametrize("name", list(cases("mhgpo"))[:3])
 def test_outcomes_flow_back_as_in_the_table(name: str) -> None:
     case = cases("mhgpo")[name]
-    given = case["inputs"]
-    shares = flowing(given["children"], given["outcome (F1)"])
-    penalties = given.get("penalties", {})
+    inputs = case["inputs"]
+    shares = flowing(inputs["children"], inputs["outcome (F1)"])
+    penalties = inputs.get("penalties", {})
     for node, expected in case["expected"]["reward"].items():
         assert shares[node] + penalties.get(node, 0.0) == pytest.approx(expected, abs=1e-6)
 
@@ -262,9 +262,9 @@ class Outcome(Line):
 
     def _act(self, state: Any, agent: str, text: str) -> Any:
         out = super()._act(state, agent, text)
-        said = sorted("".join((*state[1:], text)))
+        letters = sorted("".join((*state[1:], text)))
         local = -0.5 if text.startswith("a") else 0.25
-        return replace(out, local=local, info={"f1": len(set(said)) / 8})
+        return replace(out, local=local, info={"f1": len(set(letters)) / 8})
 
 
 @pytest.mark.parametrize("shape", ["episodes", "fork_on_first", "round_robin", "full"])
@@ -273,8 +273,8 @@ def test_in_a_forest_a_reply_is_paid_the_mean_outcome_of_its_leaves(shape: str) 
         ATGRPOConfig(env="search", method="mhgpo", method_args={"shape": shape}, num_generations=3)
     )
     method = Method.of(config)
-    found = play(SHAPES.load(shape).of(3, "first"), Outcome(max_turns=1))
-    paid = {(t.task.id, t.episode): t for t in method.credit(found)}
+    trajectories = play(SHAPES.load(shape).of(3, "first"), Outcome(max_turns=1))
+    paid = {(t.task.id, t.episode): t for t in method.credit(trajectories)}
 
     def leaves(t: Trajectory, depth: int, k: int) -> list[float]:
         """Outcomes below a candidate, by plain recursion."""
@@ -282,9 +282,9 @@ def test_in_a_forest_a_reply_is_paid_the_mean_outcome_of_its_leaves(shape: str) 
         group = t.groups[at]
         first = next(n for n, c in enumerate(group.candidates) if c.chosen)
         forked = [
-            each
-            for each in found
-            if each.task == t.task and each.came_from == (t.episode, depth, k)
+            other
+            for other in trajectories
+            if other.task == t.task and other.came_from == (t.episode, depth, k)
         ]
         if k != first and forked:
             t, following = forked[0], forked[0].groups[:1]
@@ -293,10 +293,10 @@ def test_in_a_forest_a_reply_is_paid_the_mean_outcome_of_its_leaves(shape: str) 
         if not following:
             return [float(group.candidates[k].info["f1"])]
         below = [leaves(t, following[0].key.parent, n) for n in range(len(following[0].candidates))]
-        return [sum(each) / len(each) for each in below]
+        return [sum(leaf_outcomes) / len(leaf_outcomes) for leaf_outcomes in below]
 
     checked = 0
-    for t in found:
+    for t in trajectories:
         for at, group in enumerate(t.groups):
             for k, candidate in enumerate(group.candidates):
                 outcomes = leaves(t, group.key.parent, k)
@@ -325,8 +325,8 @@ def test_agents_are_compared_with_themselves_as_in_the_table() -> None:
         for at, agent in enumerate("wsa")
         for n in range(3)
     ]
-    found = Method.of(config).advantages(groups)
-    assert found == pytest.approx(list(case["expected"]["advantage"].values()), abs=1e-6)
+    advantages = Method.of(config).advantages(groups)
+    assert advantages == pytest.approx(list(case["expected"]["advantage"].values()), abs=1e-6)
 
 
 # What fits what.
@@ -351,6 +351,7 @@ def test_parts_that_nobody_attached_say_so() -> None:
         MGrpo(config_of("m_grpo")).attach(search_v0.env(), None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["m_grpo", "matpo", "mhgpo", "marft_gae"])
 def test_a_planner_and_its_worker_are_trained(method: str, tmp_path: Path) -> None:
     summary = pl.train(

@@ -48,9 +48,9 @@ def made(name: str, **settings: Any) -> Method:
 def test_swapped_policies_play_the_roles_of_the_table() -> None:
     case = cases("cory")["who plays which role (every=5)"]
     players = {"pioneer": "a", "observer": "b"}
-    found = [made("swap").players(step, players, ("a", "b")) for step in case["inputs"]["steps"]]
-    assert [dict(each.players) for each in found] == case["expected"]["cast"]
-    assert {each.learners for each in found} == {("a", "b")}
+    casts = [made("swap").players(step, players, ("a", "b")) for step in case["inputs"]["steps"]]
+    assert [dict(cast.players) for cast in casts] == case["expected"]["cast"]
+    assert {cast.learners for cast in casts} == {("a", "b")}
 
 
 def test_alternating_policies_learn_in_the_steps_of_the_table() -> None:
@@ -59,8 +59,8 @@ def test_alternating_policies_learn_in_the_steps_of_the_table() -> None:
     for every, expected in case["expected"].items():
         steps = int(every.partition("=")[2])
         alternating = made("alternate", method_args={"steps": steps}) if steps else made("at_grpo")
-        found = [alternating.players(n, {}, trained).learners for n in case["inputs"]["steps"]]
-        assert [["abc".index(policy) for policy in each] for each in found] == expected
+        learners = [alternating.players(n, {}, trained).learners for n in case["inputs"]["steps"]]
+        assert [["abc".index(policy) for policy in policies] for policies in learners] == expected
 
 
 def test_a_policys_updates_are_those_of_the_steps_in_which_it_learns() -> None:
@@ -76,9 +76,9 @@ def test_an_agent_is_paid_what_its_round_earned() -> None:
     ):
         groups = [decision(r, agent=f"p_{n}", parent=n) for n, r in enumerate(paid)]
         played = Trajectory.of(Task("q", 0), 0, groups, early={}, cooperative=False)
-        (found,) = made("shared").credit([played])
-        assert [g.chosen.reward for g in found.groups] == [both, both]
-        assert [g.episode_return for g in found.groups] == [both, both]
+        (credited,) = made("shared").credit([played])
+        assert [g.chosen.reward for g in credited.groups] == [both, both]
+        assert [g.episode_return for g in credited.groups] == [both, both]
 
 
 @pytest.mark.parametrize(
@@ -110,9 +110,9 @@ def test_a_part_that_does_not_fit_is_refused_before_a_model_is_loaded(
 def test_an_unknown_part_is_refused_with_the_nearest_name(
     field: str, name: str, nearest: str
 ) -> None:
-    given: dict[str, Any] = {field: name}
+    settings: dict[str, Any] = {field: name}
     with pytest.raises(UnknownNameError, match=f"did you mean '{nearest}'"):
-        ATGRPOConfig(**given)
+        ATGRPOConfig(**settings)
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
@@ -121,10 +121,11 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 
 
 def weights(folder: Path) -> dict[str, bytes]:
-    found = sorted(folder.glob("adapters/*/adapter_model.safetensors"))
-    return {path.parent.name: path.read_bytes() for path in found}
+    files = sorted(folder.glob("adapters/*/adapter_model.safetensors"))
+    return {path.parent.name: path.read_bytes() for path in files}
 
 
+@pytest.mark.slow
 def test_in_alternating_steps_only_one_policy_has_candidates_and_changes(tmp_path: Path) -> None:
     seen: list[dict[str, bytes]] = []
 
@@ -142,8 +143,8 @@ def test_in_alternating_steps_only_one_policy_has_candidates_and_changes(tmp_pat
     )
     for row in rows(tmp_path / "run"):
         learns = "writer" if row["step"] % 2 else "reader"
-        for each in row["decisions"]:
-            assert len(each["candidates"]) == (4 if each["role"] == learns else 1)
+        for record in row["decisions"]:
+            assert len(record["candidates"]) == (4 if record["role"] == learns else 1)
     first, second, third = seen
     assert first["reader"] == second["reader"] or first["writer"] == second["writer"]
     assert first["writer"] == second["writer"]
@@ -151,6 +152,7 @@ def test_in_alternating_steps_only_one_policy_has_candidates_and_changes(tmp_pat
     assert second["writer"] != third["writer"]
 
 
+@pytest.mark.slow
 def test_a_swapped_run_that_is_resumed_is_in_the_right_place(tmp_path: Path) -> None:
     settings = {**SMALL, "method": "swap+dr_mas", "method_args": {"steps": 1}}
     whole = pl.train(
@@ -167,9 +169,9 @@ def test_a_swapped_run_that_is_resumed_is_in_the_right_place(tmp_path: Path) -> 
     assert done.finished
     assert weights(whole.folder) == weights(done.folder)
     for row in rows(done.folder):
-        for each in row["decisions"]:
-            other = {"writer": "reader", "reader": "writer"}[each["role"]]
-            assert each["policy"] == (each["role"] if row["step"] % 2 else other)
+        for record in row["decisions"]:
+            other = {"writer": "reader", "reader": "writer"}[record["role"]]
+            assert record["policy"] == (record["role"] if row["step"] % 2 else other)
 
 
 class Doubled(AtGrpo):
@@ -181,7 +183,7 @@ class Doubled(AtGrpo):
 
     def credit(self, trajectories: Any) -> list[Trajectory]:
         self.steps += 1
-        return [repaid(each, lambda _, c: self.by * c.reward) for each in trajectories]
+        return [repaid(trajectory, lambda _, c: self.by * c.reward) for trajectory in trajectories]
 
     def state_dict(self) -> dict[str, Any]:
         return {"steps": self.steps}
@@ -190,6 +192,7 @@ class Doubled(AtGrpo):
         self.steps = state.get("steps", 0)
 
 
+@pytest.mark.slow
 def test_a_transform_changes_what_is_compared_and_not_what_is_logged(tmp_path: Path) -> None:
     pl.train(
         env=letters_env.env,
@@ -200,19 +203,20 @@ def test_a_transform_changes_what_is_compared_and_not_what_is_logged(tmp_path: P
         output_dir=tmp_path / "run",
         **SMALL,
     )
-    found = 0
+    changed = 0
     for row in rows(tmp_path / "run"):
-        for each in row["decisions"]:
-            candidates = each["candidates"]
+        for record in row["decisions"]:
+            candidates = record["candidates"]
             mean = sum(c["reward"] for c in candidates) / len(candidates)
             for c in candidates:
                 assert c["reward"] == pytest.approx(c["team_reward"] + c["local_reward"])
                 assert c.get("credited", 0.0) == pytest.approx(3 * c["reward"])
                 assert c["advantage"] == pytest.approx(3 * (c["reward"] - mean), abs=1e-5)
-                found += c["reward"] != mean
-    assert found
+                changed += c["reward"] != mean
+    assert changed
 
 
+@pytest.mark.slow
 def test_the_state_of_a_transform_is_resumed(tmp_path: Path) -> None:
     trainer = ATGRPOTrainer(
         env=letters_env.env,
@@ -232,6 +236,7 @@ class Resting(AtGrpo):
         return Casting(players, ("reader",) if step == 0 else tuple(trained))
 
 
+@pytest.mark.slow
 def test_a_cast_of_ones_own_works_as_an_object(tmp_path: Path) -> None:
     trainer = ATGRPOTrainer(
         env=letters_env.env,
@@ -251,6 +256,7 @@ def test_a_cast_of_ones_own_works_as_an_object(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------ policies of agents
 
 
+@pytest.mark.slow
 def test_agents_of_one_role_play_and_learn_with_policies_of_their_own(tmp_path: Path) -> None:
     settings = {**SMALL, "policies": "reasoner_0=a,reasoner_1=b,tool=t"}
     summary = pl.train(
@@ -261,7 +267,9 @@ def test_agents_of_one_role_play_and_learn_with_policies_of_their_own(tmp_path: 
         **{**settings, "max_completion_length": 40},
     )
     players = {
-        each["agent"]: each["policy"] for row in rows(summary.folder) for each in row["decisions"]
+        record["agent"]: record["policy"]
+        for row in rows(summary.folder)
+        for record in row["decisions"]
     }
     assert players["reasoner_0"] == "a"
     assert players["reasoner_1"] == "b"

@@ -55,9 +55,9 @@ def with_a_resumed_twin(model: Path, config: ATGRPOConfig, run: Path) -> tuple[A
             trainer.train_step()
         checkpoints.save(folder, trainer)
         checkpoints.resume(folder, twin)
-    for each in (trainer, twin):
+    for learner in (trainer, twin):
         for _ in range(3):
-            each.train_step()
+            learner.train_step()
     return trainer, twin
 
 
@@ -126,10 +126,10 @@ def test_a_budget_of_tokens_is_resumed_where_it_was(model: Path, tmp_path: Path)
         assert 0 < trainer.tokens < 500
         checkpoints.resume(folder, twin)
     assert twin.tokens == trainer.tokens
-    for each in (trainer, twin):
-        each.train_step()
+    for learner in (trainer, twin):
+        learner.train_step()
     assert_same(weights(twin), weights(trainer))
-    rates = [each.schedulers["writer"].get_last_lr() for each in (trainer, twin)]
+    rates = [learner.schedulers["writer"].get_last_lr() for learner in (trainer, twin)]
     assert rates[0] == rates[1] < [config.learning_rate]
 
 
@@ -141,8 +141,8 @@ def test_what_an_estimator_learned_is_part_of_a_checkpoint(model: Path, tmp_path
         checkpoints.save(folder, trainer)
         checkpoints.resume(folder, twin)
     assert twin.method.state_dict() == trainer.method.state_dict() != {"total": 0, "count": 0}
-    for each in (trainer, twin):
-        each.train_step()
+    for learner in (trainer, twin):
+        learner.train_step()
     assert_same(weights(twin), weights(trainer))
 
 

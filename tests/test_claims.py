@@ -26,9 +26,9 @@ from pettingllms.types import GroupKey
 
 def outcomes(rng: np.random.Generator, seeds: int, spread: float, gain: float = 0.1) -> np.ndarray:
     """Paired differences of two arms of which one solves `gain` more, by a spread over seeds."""
-    own = np.clip(gain + spread * rng.normal(size=(seeds, 1)), -0.9, 0.9)
-    one = rng.random((seeds, 300)) < 0.5 + own / 2
-    return one.astype(float) - (rng.random((seeds, 300)) < 0.5 - own / 2)
+    gains = np.clip(gain + spread * rng.normal(size=(seeds, 1)), -0.9, 0.9)
+    one = rng.random((seeds, 300)) < 0.5 + gains / 2
+    return one.astype(float) - (rng.random((seeds, 300)) < 0.5 - gains / 2)
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.15])
@@ -66,8 +66,8 @@ def test_intervals_without_variation_have_a_width():
 
 
 def test_holm_multiplies_the_smallest_by_their_number_and_keeps_the_order():
-    found = holm({"a": 0.01, "b": 0.04, "c": 0.03})
-    assert found == pytest.approx({"a": 0.03, "b": 0.06, "c": 0.06})
+    corrected = holm({"a": 0.01, "b": 0.04, "c": 0.03})
+    assert corrected == pytest.approx({"a": 0.03, "b": 0.06, "c": 0.06})
 
 
 def test_ranks_are_correlated_as_by_hand_and_few_of_them_decide_little():
@@ -87,13 +87,13 @@ def test_ranks_are_correlated_as_by_hand_and_few_of_them_decide_little():
 def a_cell(ground: str, arm: str, seed: int, share: float) -> dict:
     rng = np.random.default_rng(1000 * seed)  # one stream a seed: arms are paired
     digits = "".join("1" if chance < share else "0" for chance in rng.random(300))
-    own = {"steps": 10, "tokens": 30_000, "own": digits}
+    reading = {"steps": 10, "tokens": 30_000, "own": digits}
     return {
         "cell": f"{ground}/{arm}/1/{seed}",
         "rate": 4e-3,
         "curves": [[(3_000, 9.0)]],
-        "tokens": own,
-        "updates": dict(own),
+        "tokens": reading,
+        "updates": dict(reading),
     }
 
 
@@ -106,8 +106,8 @@ def runs_of(seeds: Sequence[int] = SEEDS, **shares: float) -> report.Runs:
 
 
 def verdicts(runs: report.Runs) -> dict[str, dict]:
-    _, found, _ = report.published(runs, list(EXPERIMENTS), {"plan_path": False})
-    return {each["claim"]: each for each in found}
+    _, judged, _ = report.published(runs, list(EXPERIMENTS), {"plan_path": False})
+    return {verdict["claim"]: verdict for verdict in judged}
 
 
 @pytest.mark.parametrize(
@@ -115,19 +115,21 @@ def verdicts(runs: report.Runs) -> dict[str, dict]:
     [(0.8, 0.5, "supported"), (0.5, 0.8, "refuted"), (0.5, 0.5, "not decided")],
 )
 def test_a_verdict_follows_from_the_runs_and_names_what_it_leaves_open(team, task, word):
-    found = verdicts(runs_of(team=team, task=task))["AT-GRPO beats tree, by task"]
-    assert found["verdict"] == word
-    assert all(found["confounds"])
+    verdict = verdicts(runs_of(team=team, task=task))["AT-GRPO beats tree, by task"]
+    assert verdict["verdict"] == word
+    assert all(verdict["confounds"])
 
 
 def test_seeds_that_were_added_after_a_look_at_the_first_double_the_p_value():
     runs = runs_of((*SEEDS, *MORE), team=0.52, task=0.5)
-    (found,) = report.judged(runs, ["grouping"])
-    one, two = (statistics.digits([cell["tokens"]["own"] for cell in own]) for own in runs.values())
-    assert 0 < found.p == pytest.approx(2 * statistics.p_value(one - two))
+    (verdict,) = report.judged(runs, ["grouping"])
+    one, two = (
+        statistics.digits([cell["tokens"]["own"] for cell in of_arm]) for of_arm in runs.values()
+    )
+    assert 0 < verdict.p == pytest.approx(2 * statistics.p_value(one - two))
     first = {key: cells[: len(SEEDS)] for key, cells in runs.items()}
-    (found,) = report.judged(first, ["grouping"])
-    assert found.p == pytest.approx(statistics.p_value((one - two)[: len(SEEDS)]))
+    (verdict,) = report.judged(first, ["grouping"])
+    assert verdict.p == pytest.approx(statistics.p_value((one - two)[: len(SEEDS)]))
 
 
 def test_readings_that_disagree_decide_nothing():
@@ -143,19 +145,19 @@ def test_a_best_rate_at_the_edge_of_the_grid_is_a_confound():
     cells: Any = runs["plan_path", "tree, by task"]
     for cell in cells:
         cell["cell"] = cell["cell"].replace("/1/", "/2/")
-    (found,) = verdicts(runs).values()
-    assert any("edge of the grid: tree, by task" in part for part in found["confounds"])
+    (verdict,) = verdicts(runs).values()
+    assert any("edge of the grid: tree, by task" in confound for confound in verdict["confounds"])
 
 
 def test_tokens_that_are_not_equal_are_a_confound():
     runs = runs_of(team=0.8, task=0.5)
     told = "At equal tokens tree, by task has 20 % more, because its steps are large."
-    (found,) = verdicts(runs).values()
-    assert told not in found["confounds"]
-    for each in runs["plan_path", "tree, by task"]:
-        each["tokens"]["tokens"] = 36_000
-    (found,) = verdicts(runs).values()
-    assert told in found["confounds"]
+    (verdict,) = verdicts(runs).values()
+    assert told not in verdict["confounds"]
+    for cell in runs["plan_path", "tree, by task"]:
+        cell["tokens"]["tokens"] = 36_000
+    (verdict,) = verdicts(runs).values()
+    assert told in verdict["confounds"]
 
 
 def several(count: int, gains: Sequence[float], losses: Sequence[float]) -> report.Runs:
@@ -173,13 +175,13 @@ def several(count: int, gains: Sequence[float], losses: Sequence[float]) -> repo
 
 def test_whether_gains_follow_what_an_exchange_loses_is_one_test_over_six_environments():
     losses = [0.05, 0.1, 0.2, 0.3, 0.4, 0.5]
-    found = difference.correlated(several(6, losses, losses))
-    assert found is not None
-    assert found["points"]["g5"] == pytest.approx({"loss": 0.5, "tokens": 0.5, "updates": 0.5}, abs=0.05)  # fmt: skip
-    assert found["p"] == pytest.approx(2 / 720, rel=0.02)
-    assert [found[name][0] for name in cells.READINGS] == [1, 1]
-    assert "**supported**" in difference.sentence({"difference": {**found, "p_holm": 0.01}})
-    assert "**not decided**" in difference.sentence({"difference": {**found, "p_holm": 0.2}})
+    correlation = difference.correlated(several(6, losses, losses))
+    assert correlation is not None
+    assert correlation["points"]["g5"] == pytest.approx({"loss": 0.5, "tokens": 0.5, "updates": 0.5}, abs=0.05)  # fmt: skip
+    assert correlation["p"] == pytest.approx(2 / 720, rel=0.02)
+    assert [correlation[name][0] for name in cells.READINGS] == [1, 1]
+    assert "**supported**" in difference.sentence({"difference": {**correlation, "p_holm": 0.01}})
+    assert "**not decided**" in difference.sentence({"difference": {**correlation, "p_holm": 0.2}})
     against = difference.correlated(several(6, losses[::-1], losses))
     assert "**refuted**" in difference.sentence({"difference": {**(against or {}), "p_holm": 0.01}})
     assert difference.correlated(several(5, losses, losses)) is None
@@ -188,16 +190,18 @@ def test_whether_gains_follow_what_an_exchange_loses_is_one_test_over_six_enviro
 def test_the_correlation_is_corrected_together_with_the_verdicts():
     losses = [0.05, 0.1, 0.2, 0.3, 0.4, 0.5]
     runs = {**several(6, losses, losses), **runs_of(team=0.8, task=0.8)}
-    arms, found, correlation = report.published(runs, list(EXPERIMENTS), dict.fromkeys((*(f"g{n}" for n in range(6)), "plan_path"), False))  # fmt: skip
+    arms, judged, correlation = report.published(runs, list(EXPERIMENTS), dict.fromkeys((*(f"g{n}" for n in range(6)), "plan_path"), False))  # fmt: skip
     assert correlation is not None
-    assert len(found) == 1
+    assert len(judged) == 1
     assert len(arms) == 7
     assert correlation["p_holm"] == pytest.approx(2 * correlation["p"], rel=0.02)
 
 
 def test_arms_without_all_seeds_are_not_judged_but_named_as_missing():
     runs = runs_of(team=0.8, task=0.5)
-    partial = {key: each[:4] if key[1] == "tree, by task" else each for key, each in runs.items()}
+    partial = {
+        key: of_arm[:4] if key[1] == "tree, by task" else of_arm for key, of_arm in runs.items()
+    }
     asked = dict.fromkeys(runs, SEEDS)
     assert verdicts(report.complete(partial, asked)) == {}
     assert len(verdicts(report.complete(runs, asked))) == 1
@@ -210,17 +214,17 @@ def test_arms_without_all_seeds_are_not_judged_but_named_as_missing():
 def test_more_open_questions_than_letters_are_named_apart_and_in_order():
     parts = [f"question {number}" for number in range(40)]
     one = {"claim": "", "ground": "", "gains": {}, "p_holm": 1.0, "verdict": "not decided"}
-    found = [{**one, "confounds": parts}, {**one, "confounds": parts[::-3]}]
-    letters = report.open_questions(found)
-    assert [letters[part] for part in (parts[0], parts[25], parts[26])] == ["a", "z", "aa"]
+    rows = [{**one, "confounds": parts}, {**one, "confounds": parts[::-3]}]
+    letters = report.open_questions(rows)
+    assert [letters[question] for question in (parts[0], parts[25], parts[26])] == ["a", "z", "aa"]
     assert len(set(letters.values())) == 40
-    _, (_, (*_, last)) = report.table(found)
-    assert last == ", ".join(letters[part] for part in parts if part in parts[::-3])
+    _, (_, (*_, last)) = report.table(rows)
+    assert last == ", ".join(letters[question] for question in parts if question in parts[::-3])
 
 
 def test_every_claim_names_a_confound_and_arms_that_exist():
-    for own in EXPERIMENTS.values():
-        for claim in own.claims:
+    for experiment in EXPERIMENTS.values():
+        for claim in experiment.claims:
             assert claim.confound.endswith(".")
             assert {claim.arm, claim.over} <= set(ARMS)
             assert claim.lineup == "own" or claim.lineup in ARMS[claim.over].also
@@ -232,11 +236,11 @@ def test_every_claim_names_a_confound_and_arms_that_exist():
 def test_no_task_of_one_seed_is_one_of_another_and_rates_are_not_tuned_on_test_tasks():
     seen: set[str] = set()
     for seed in (*SEEDS, *MORE, *TUNING):
-        own = {task.id for task in cells.tasks_of(seed)}
-        assert not own & seen
-        seen |= own
-        assert len(own) >= (100 if seed in TUNING else 300)
-        assert {name.split(":")[0] for name in own} == {"val" if seed in TUNING else "test"}
+        tasks = {task.id for task in cells.tasks_of(seed)}
+        assert not tasks & seen
+        seen |= tasks
+        assert len(tasks) >= (100 if seed in TUNING else 300)
+        assert {name.split(":")[0] for name in tasks} == {"val" if seed in TUNING else "test"}
     assert not {*SEEDS, *MORE} & set(TUNING)
     assert len(SEEDS) >= 5
 
@@ -245,14 +249,15 @@ def test_other_groupings_sample_the_same_trees():
     key = GroupKey("t", 0, "tool_0", "tool", 1, 2, "")
     for name, estimator in (("task", groupings.TreeByTask), ("role", groupings.TreeByRole), ("turn", groupings.TreeByTurn)):  # fmt: skip
         setting = ARMS[f"tree, by {name}"].settings["method"]
-        own = resolve(ATGRPOConfig(env="plan_path", method=setting))
-        made = estimator(own)
+        config = resolve(ATGRPOConfig(env="plan_path", method=setting))
+        made = estimator(config)
         assert setting.endswith(f":{estimator.__name__}")
-        assert made.shape() == type(made.shape()).of(own.num_generations, own.branch)
+        assert made.shape() == type(made.shape()).of(config.num_generations, config.branch)
         assert estimator.tree
         assert set(estimator.key) < set(key._fields)
 
 
+@pytest.mark.slow
 def test_a_cell_is_trained_until_it_has_its_tokens_and_its_updates():
     ground = SHORT["plan_path"]._replace(tokens=700, updates=3)
     few = {**ground.settings, "tasks_per_step": 1, "num_generations": 2}
@@ -261,13 +266,14 @@ def test_a_cell_is_trained_until_it_has_its_tokens_and_its_updates():
     readings, curve = cells.trained(trainer, ground.tokens, ground.updates)
     assert readings["updates"].steps == 3
     assert readings["tokens"].tokens >= 700
-    assert len(curve) == max(each.steps for each in readings.values())
+    assert len(curve) == max(reading.steps for reading in readings.values())
     assert readings["tokens"].tokens == curve[readings["tokens"].steps - 1][0]
     first, last = (readings[name].state["tool"] for name in ("updates", "tokens"))
     same = all((first[name] == last[name]).all() for name in first)
     assert same == (readings["tokens"].steps == readings["updates"].steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tokens", "times"), [(1, 1), (700, 2)], ids=["same-step", "another"])
 def test_readings_of_the_same_weights_are_played_once(tokens, times, monkeypatch):
     asked: list[Any] = []
@@ -280,12 +286,12 @@ def test_readings_of_the_same_weights_are_played_once(tokens, times, monkeypatch
     ground = SHORT["plan_path"]._replace(tokens=tokens, updates=1)
     few = {**ground.settings, "tasks_per_step": 1, "num_generations": 2}
     arm = experiments.AT_GRPO
-    found = cells.measured(
+    result = cells.measured(
         cells.Cell("plan_path", arm, 1.0, TUNING[0]), ground._replace(settings=few)
     )
     assert len(asked) == times
-    assert [found[name]["own"] for name in cells.READINGS] == ["01", "01"]
-    assert (found["tokens"]["steps"] == found["updates"]["steps"]) == (times == 1)
+    assert [result[name]["own"] for name in cells.READINGS] == ["01", "01"]
+    assert (result["tokens"]["steps"] == result["updates"]["steps"]) == (times == 1)
 
 
 def a_lab(tmp_path, monkeypatch, before=None) -> tuple[command.Lab, list[str]]:
@@ -295,12 +301,12 @@ def a_lab(tmp_path, monkeypatch, before=None) -> tuple[command.Lab, list[str]]:
     def measured(cell: cells.Cell, ground: experiments.Ground) -> dict:
         ran.append(cell.name)
         share = 0.4 + 0.2 * cell.scale if cell.arm == experiments.AT_GRPO else 0.3
-        own = {"cell": cell.name, "cpu_s": 1.0, "rate": 4e-3 * cell.scale}
-        found = a_cell(cell.ground, cell.arm, cell.seed, share) | own
+        measures = {"cell": cell.name, "cpu_s": 1.0, "rate": 4e-3 * cell.scale}
+        result = a_cell(cell.ground, cell.arm, cell.seed, share) | measures
         if cell.seed in TUNING:
             for name in cells.READINGS:
-                found[name]["own"] = found[name]["own"][: experiments.VALIDATION_TASKS]
-        return found
+                result[name]["own"] = result[name]["own"][: experiments.VALIDATION_TASKS]
+        return result
 
     monkeypatch.setattr(command, "measured", measured)
     wanted = ["plan_path", experiments.AT_GRPO, "tree, by task"]
@@ -348,19 +354,19 @@ def given(tmp_path, settings: dict) -> str:
     """What stands for a ground with other settings of the trainer."""
     lab = command.Lab(["grouping"], budget="small", out=tmp_path)
     first = next(lab.cells())
-    own = lab.pairs[first.ground, first.arm]
-    lab.pairs[first.ground, first.arm] = own._replace(settings=settings)
+    ground = lab.pairs[first.ground, first.arm]
+    lab.pairs[first.ground, first.arm] = ground._replace(settings=settings)
     return lab._given(first)
 
 
 def test_a_cell_is_another_where_another_thing_is_measured_and_only_there(tmp_path):
-    own = dict(SHORT["plan_path"].settings)
-    same = given(tmp_path, own)
-    unnamed = {name: value for name, value in own.items() if name not in cells.UNNAMED}
+    settings = dict(SHORT["plan_path"].settings)
+    same = given(tmp_path, settings)
+    unnamed = {name: value for name, value in settings.items() if name not in cells.UNNAMED}
     assert given(tmp_path, {**unnamed, "tokens_per_batch": 4096}) == same
-    assert given(tmp_path, {**own, "eval_steps": 3, "max_steps": 7, "warmup_steps": 5}) == same
+    assert given(tmp_path, {**settings, "eval_steps": 3, "max_steps": 7, "warmup_steps": 5}) == same
     for other in ({"num_iterations": 3}, {"epsilon_high": 0.28}, {"learning_rate": 1e-3}, {"beta": 0.1}):  # fmt: skip
-        assert given(tmp_path, {**own, **other}) != same
+        assert given(tmp_path, {**settings, **other}) != same
     bare = resolve(ATGRPOConfig(env="math"))
     assert bare.num_iterations == cells.UNNAMED["num_iterations"]
     assert bare.epsilon_high == bare.epsilon  # as wherever nothing is named
@@ -386,8 +392,8 @@ def test_the_published_cells_of_small_took_two_cpu_hours_at_most():
     result = tables.load("claims")
     pairs = command.Lab(list(EXPERIMENTS), budget="small", out=Path("no folder")).pairs
     spent = {
-        name: each["cpu_s"]
-        for name, each in {**result["cells"], **result["sweeps"]}.items()
+        name: cell["cpu_s"]
+        for name, cell in {**result["cells"], **result["sweeps"]}.items()
         if tuple(name.split("/")[:2]) in pairs and int(name.split("/")[3]) not in MORE
     }
     assert len(spent) == 11 * len(pairs)
@@ -442,6 +448,7 @@ def test_every_cell_that_is_listed_is_a_command(tmp_path, monkeypatch, capsys):
 # -------------------------------------------------------------------------------------- published
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not tables.published("claims"), reason="no results are published")
 def test_published_verdicts_are_those_of_the_published_cells():
     result = tables.load("claims")
@@ -456,35 +463,35 @@ def test_published_verdicts_are_those_of_the_published_cells():
     }
     seeds = {key: result["settings"]["grounds"][key[0]].get("seeds", SEEDS) for key in runs}
     made = report.published(report.complete(runs, seeds), list(EXPERIMENTS), habits)
-    arms, found, correlation = json.loads(json.dumps(made))
-    assert found == result["verdicts"]
+    arms, judged, correlation = json.loads(json.dumps(made))
+    assert judged == result["verdicts"]
     assert arms == result["arms"]
     assert correlation == result["difference"]
-    for ground, each in result["arms"].items():
+    for ground, by_arm in result["arms"].items():
         budget = result["settings"]["grounds"][ground]
-        for name, arm in each.items():
+        for name, arm in by_arm.items():
             assert budget["tokens"] <= arm["tokens"]["tokens"]
             assert arm["updates"]["steps"] == budget["updates"]
             if arm["tokens"]["tokens"] > 1.25 * budget["tokens"]:
                 told = [
-                    text for one in found if one["ground"] == ground for text in one["confounds"]
+                    text for one in judged if one["ground"] == ground for text in one["confounds"]
                 ]
                 assert any(f"At equal tokens {name} has" in text for text in told), name
 
 
 def test_the_table_has_a_letter_for_everything_that_a_verdict_leaves_open():
-    arms, found, _ = report.published(runs_of(team=0.8, task=0.5), list(EXPERIMENTS), {"plan_path": False})  # fmt: skip
-    result = {"verdicts": found, "arms": arms}
+    arms, judged, _ = report.published(runs_of(team=0.8, task=0.5), list(EXPERIMENTS), {"plan_path": False})  # fmt: skip
+    result = {"verdicts": judged, "arms": arms}
     header, rows = report.table(report.of_experiment(result, "grouping"))
-    letters = report.open_questions(found)
-    assert set(letters) == {part for each in found for part in each["confounds"]}
+    letters = report.open_questions(judged)
+    assert set(letters) == {confound for verdict in judged for confound in verdict["confounds"]}
     assert all(len(row) == len(header) and row[-1] for row in rows)
     assert all(len(row) == len(report.arms(result)[0]) for row in report.arms(result)[1])
 
 
 def test_the_summary_names_every_ground_of_every_experiment_once_for_each_verdict_it_has():
-    _, found, _ = report.published(runs_of(team=0.8, task=0.5, apart=0.8), list(EXPERIMENTS), {"plan_path": False})  # fmt: skip
-    _, rows = report.summary_table({"verdicts": found})
+    _, judged, _ = report.published(runs_of(team=0.8, task=0.5, apart=0.8), list(EXPERIMENTS), {"plan_path": False})  # fmt: skip
+    _, rows = report.summary_table({"verdicts": judged})
     assert [row[0] for row in rows][:3] == [
         "Claim 1: joint training",
         "Claim 2: exchanged policies",
@@ -493,9 +500,11 @@ def test_the_summary_names_every_ground_of_every_experiment_once_for_each_verdic
     assert rows[2][2:5] == ["`plan_path`", "", ""]
     assert rows[2][5].startswith("`plan_path` (6 of 7), `signal`,")
     assert rows[0][2:5] == ["", "", "`plan_path`"]
-    for row, own in zip(rows, sorted(EXPERIMENTS.values(), key=lambda own: own.title)[1:], strict=False):  # fmt: skip
-        assert {name for name in own.grounds if f"`{name}`" in " ".join(row)} == {*own.grounds}
-    one = {**found[0], "ground": "math"}
+    for row, experiment in zip(rows, sorted(EXPERIMENTS.values(), key=lambda item: item.title)[1:], strict=False):  # fmt: skip
+        assert {name for name in experiment.grounds if f"`{name}`" in " ".join(row)} == {
+            *experiment.grounds
+        }
+    one = {**judged[0], "ground": "math"}
     both = [{**one, "verdict": "supported"}, {**one, "verdict": "refuted"}]
     _, rows = report.summary_table({"verdicts": both})
     assert rows[2][2:4] == ["`math` (1 of 2)", "`math` (1 of 2)"]

@@ -72,7 +72,7 @@ def test_copies_that_are_played_interleaved_continue_like_one_played_alone(game,
     alone = [
         continued(clone_env(original), scripted(seed + number, GAMES[game])) for number in (1, 2)
     ]
-    seen = [[view(each)] for each in copies]
+    seen = [[view(copy)] for copy in copies]
     for number in itertools.cycle(range(2)):
         twin = copies[number]
         if twin.agents and len(seen[number]) <= 200:
@@ -80,7 +80,7 @@ def test_copies_that_are_played_interleaved_continue_like_one_played_alone(game,
             over = twin.terminations[agent] or twin.truncations[agent]
             twin.step(None if over else next(futures[number]))
             seen[number].append(view(twin))
-        elif all(not each.agents or len(s) > 200 for each, s in zip(copies, seen, strict=True)):
+        elif all(not copy.agents or len(s) > 200 for copy, s in zip(copies, seen, strict=True)):
             break
     assert seen == alone
 

@@ -30,6 +30,7 @@ def test_every_environment_is_listed_and_explained(capsys):
     names = [line.split()[0] for line in listed]
     assert names == [
         *ENVIRONMENTS.own,
+        "judged:NAME",
         "program:FILE.py:FUNCTION",
         "textarena:GAME",
         "pettingzoo:GAME",

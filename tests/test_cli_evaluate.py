@@ -67,8 +67,8 @@ def quiz(model: Path) -> list[str]:
 
 
 def results(out: Path) -> dict[str, dict[str, Any]]:
-    found = json.loads((out / "results.json").read_text())["results"]
-    return {title: rows[0] for title, rows in found.items()}
+    teams = json.loads((out / "results.json").read_text())["results"]
+    return {title: rows[0] for title, rows in teams.items()}
 
 
 def games(out: Path) -> list[dict[str, Any]]:
@@ -78,6 +78,7 @@ def games(out: Path) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------------------------------- play
 
 
+@pytest.mark.slow
 def test_a_run_is_played_under_its_own_settings_and_scores_as_after_training(
     trained: Summary, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,10 +89,10 @@ def test_a_run_is_played_under_its_own_settings_and_scores_as_after_training(
     assert "test split, 5 held-out tasks" in out
     assert "adapters, success" in out
     assert re.search(rf"see every episode: .*pettingllms\S*view {tmp_path / 'out'}\n", out)
-    found = results(tmp_path / "out")
-    assert found["base"] == trained.before[0].row()
-    assert found["adapters"] == trained.after[0].row()
-    assert found["base"] != found["adapters"]
+    scores = results(tmp_path / "out")
+    assert scores["base"] == trained.before[0].row()
+    assert scores["adapters"] == trained.after[0].row()
+    assert scores["base"] != scores["adapters"]
     page = (tmp_path / "out" / "results.md").read_text()
     assert re.search(r"\| team \| success \| 0\.\d\d \[", page)
     assert "## adapters against base" in page
@@ -104,11 +105,11 @@ def test_a_run_is_played_under_its_own_settings_and_scores_as_after_training(
 
 def test_every_prompt_reply_reward_and_verdict_is_kept(quiz: list[str], tmp_path: Path) -> None:
     assert main([*quiz, "--limit", "3", "--samples", "2", "--out", str(tmp_path)]) == 0
-    found = games(tmp_path)
-    assert [(row["team"], row["task"], row["episode"]) for row in found] == [
+    episodes = games(tmp_path)
+    assert [(row["team"], row["task"], row["episode"]) for row in episodes] == [
         ("base", f"test:{task}", sample) for sample in range(2) for task in range(3)
     ]
-    for row in found:
+    for row in episodes:
         played = Trajectory.from_row(row)
         assert row["success"] == played.success
         for group in played.groups:
@@ -125,7 +126,7 @@ def test_every_prompt_reply_reward_and_verdict_is_kept(quiz: list[str], tmp_path
     assert written["versions"]["torch"]
     rows = results(tmp_path)["base"]
     assert {"eval/pass@2", "eval/difficulty/hard/success", "eval/judge/status/ok"} <= rows.keys()
-    assert rows["eval/success"] == sum(row["success"] for row in found) / 6
+    assert rows["eval/success"] == sum(row["success"] for row in episodes) / 6
 
 
 def test_sampling_settings_reach_the_sampler(quiz: list[str], tmp_path: Path) -> None:
@@ -191,6 +192,7 @@ def test_a_dry_run_says_what_there_is_to_play_and_loads_no_model(
 # -------------------------------------------------------------------------------------- resume
 
 
+@pytest.mark.slow
 def test_an_evaluation_killed_in_the_middle_goes_on_to_the_same_bytes(
     quiz: list[str], tmp_path: Path
 ) -> None:
@@ -210,6 +212,7 @@ def test_an_evaluation_killed_in_the_middle_goes_on_to_the_same_bytes(
         assert (broken / name).read_bytes() == (whole / name).read_bytes(), name
 
 
+@pytest.mark.slow
 def test_an_interruption_says_how_to_go_on_and_finished_teams_need_no_model(
     trained: Summary,
     tmp_path: Path,
@@ -235,7 +238,7 @@ def test_an_interruption_says_how_to_go_on_and_finished_teams_need_no_model(
     assert [row["team"] for row in games(tmp_path / "broken")] == ["adapters"] * 4 + ["base"] * 2
     assert main([*argv, str(tmp_path / "broken")]) == 0
     for name in WRITTEN:
-        whole, broken = (tmp_path / each / name for each in ("whole", "broken"))
+        whole, broken = (tmp_path / folder / name for folder in ("whole", "broken"))
         assert broken.read_bytes() == whole.read_bytes(), name
 
     monkeypatch.setattr("pettingllms.evaluation.run.build_policies", None)
@@ -261,6 +264,7 @@ def test_a_folder_goes_on_under_its_own_settings_only(
 # ---------------------------------------------------------------------------------------- swap
 
 
+@pytest.mark.slow
 def test_swapped_policies_score_otherwise_and_all_is_the_matrix(
     trained: Summary, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -271,17 +275,17 @@ def test_swapped_policies_score_otherwise_and_all_is_the_matrix(
     assert one["adapters"] != one["swapped"]
     capsys.readouterr()
     assert main([*base, "--swap", "all", "--out", str(tmp_path / "all")]) == 0
-    found = results(tmp_path / "all")
-    assert list(found) == ["adapters", "writer by reader", "reader by writer"]
-    assert found["adapters"] == one["adapters"]
+    scores = results(tmp_path / "all")
+    assert list(scores) == ["adapters", "writer by reader", "reader by writer"]
+    assert scores["adapters"] == one["adapters"]
     matrix = json.loads((tmp_path / "all" / "results.json").read_text())["matrix"]
     assert {
         (role, other): cell[0] for role, row in matrix.items() for other, cell in row.items()
     } == {
-        ("writer", "writer"): found["adapters"]["eval/success"],
-        ("writer", "reader"): found["writer by reader"]["eval/success"],
-        ("reader", "writer"): found["reader by writer"]["eval/success"],
-        ("reader", "reader"): found["adapters"]["eval/success"],
+        ("writer", "writer"): scores["adapters"]["eval/success"],
+        ("writer", "reader"): scores["writer by reader"]["eval/success"],
+        ("reader", "writer"): scores["reader by writer"]["eval/success"],
+        ("reader", "reader"): scores["adapters"]["eval/success"],
     }
     out = capsys.readouterr().out
     assert re.search(r"role \\ policy of +writer +reader", out)
@@ -340,17 +344,17 @@ def test_two_evaluations_are_compared_task_by_task(
     written = json.loads((tmp_path / "c" / "comparison.json").read_text())
     assert written["settings_apart"] == {"samples": [1, 2]}
     assert "settings that differ: samples: 1, 2" in out
-    (found,) = written["comparisons"]
-    assert (found["first"], found["second"]) == (f"{one}:adapters", f"{two}:adapters")
-    score = found["scores"]["writer/reward"]
+    (comparison,) = written["comparisons"]
+    assert (comparison["first"], comparison["second"]) == (f"{one}:adapters", f"{two}:adapters")
+    score = comparison["scores"]["writer/reward"]
     gain = score["second"]["mean"] - score["first"]["mean"]
     assert score["difference"]["mean"] == pytest.approx(gain)
     assert "| writer | reward of a completion |" in (tmp_path / "c" / "comparison.md").read_text()
 
     assert main(["--compare", f"{one}:base", f"{one}:adapters", "--out", str(tmp_path / "d")]) == 0
-    (found,) = json.loads((tmp_path / "d" / "comparison.json").read_text())["comparisons"]
+    (comparison,) = json.loads((tmp_path / "d" / "comparison.json").read_text())["comparisons"]
     (within,) = json.loads((one / "results.json").read_text())["differences"]
-    assert found["scores"] == within["scores"]
+    assert comparison["scores"] == within["scores"]
 
 
 def test_runs_of_one_method_have_one_interval_over_seeds_and_tasks(
@@ -366,7 +370,7 @@ def test_runs_of_one_method_have_one_interval_over_seeds_and_tasks(
     [row] = json.loads((tmp_path / "both" / "combined.json").read_text())["results"]["adapters"]
     alone = [results(Path(folder))["adapters"] for folder in folders]
     for name in ("success", "reader/reward"):
-        mean = sum(each[f"eval/{name}"] for each in alone) / 2
+        mean = sum(single[f"eval/{name}"] for single in alone) / 2
         assert row[f"eval/{name}"] == pytest.approx(mean)
         assert row[f"eval/{name}/low"] <= mean <= row[f"eval/{name}/high"]
     rng = np.random.default_rng(0)  # and two runs that disagree are less certain than their tasks
@@ -392,8 +396,8 @@ def test_runs_are_played_and_then_compared(trained: Summary, tmp_path: Path) -> 
     shutil.copytree(trained.folder, other)
     argv = ["--compare", str(trained.folder), str(other), "--limit", "3", "--out"]
     assert main([*argv, str(tmp_path / "c")]) == 0
-    (found,) = json.loads((tmp_path / "c" / "comparison.json").read_text())["comparisons"]
-    assert all(score["difference"]["mean"] == 0 for score in found["scores"].values())
+    (comparison,) = json.loads((tmp_path / "c" / "comparison.json").read_text())["comparisons"]
+    assert all(score["difference"]["mean"] == 0 for score in comparison["scores"].values())
     assert list(results(tmp_path / "c" / "b")) == ["adapters"]
 
 
@@ -455,10 +459,10 @@ def test_every_mistake_is_one_clear_line(
 def test_a_missing_adapter_and_another_base_are_named(
     trained: Summary, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    part = tmp_path / "part"
-    shutil.copytree(trained.folder, part)
-    shutil.rmtree(part / "adapters" / "reader")
-    assert main(["--adapters", str(part), "--limit", "1"]) == FAILED
+    incomplete = tmp_path / "part"
+    shutil.copytree(trained.folder, incomplete)
+    shutil.rmtree(incomplete / "adapters" / "reader")
+    assert main(["--adapters", str(incomplete), "--limit", "1"]) == FAILED
     assert (
         "no adapter for the policy 'reader'; it has writer; choose the policy of 'reader'"
         in capsys.readouterr().err
@@ -471,18 +475,18 @@ def test_a_missing_adapter_and_another_base_are_named(
 
 
 def test_roles_can_be_played_by_the_model_as_it_is(trained: Summary, tmp_path: Path) -> None:
-    part = tmp_path / "part"
-    shutil.copytree(trained.folder, part)
-    shutil.rmtree(part / "adapters" / "reader")
-    asked = ["--adapters", str(part), "--tasks", "5", "--no-base"]
+    incomplete = tmp_path / "part"
+    shutil.copytree(trained.folder, incomplete)
+    shutil.rmtree(incomplete / "adapters" / "reader")
+    asked = ["--adapters", str(incomplete), "--tasks", "5", "--no-base"]
     assert main([*asked, "--policies", "base", "--out", str(tmp_path / "all")]) == 0
     assert results(tmp_path / "all") == {"base": trained.before[0].row()}
     mixed = ["--policies", "writer=writer,reader=base", "--out", str(tmp_path / "one")]
     assert main([*asked, *mixed]) == 0
     played = {(m["role"], m["policy"]) for row in games(tmp_path / "one") for m in row["decisions"]}
     assert played == {("writer", "writer"), ("reader", "base")}
-    (found,) = results(tmp_path / "one").values()
-    assert found not in (trained.before[0].row(), trained.after[0].row())
+    (scores,) = results(tmp_path / "one").values()
+    assert scores not in (trained.before[0].row(), trained.after[0].row())
 
 
 def test_results_that_cannot_be_written_are_an_error(

@@ -43,6 +43,7 @@ def words(model: Path, run: Path, *more: str, steps: int = 2) -> list[str]:
 # ------------------------------------------------------------------------------- end to end
 
 
+@pytest.mark.slow
 def test_two_steps_from_the_command_line_give_adapters_for_plain_peft(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,6 +77,7 @@ def test_two_steps_from_the_command_line_give_adapters_for_plain_peft(
     assert "leave out --max-steps" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_default_is_the_embedded_model_on_the_coding_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,6 +99,7 @@ def test_the_default_is_the_embedded_model_on_the_coding_environment(
     )
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_saves_says_how_to_go_on_and_exits_with_130(
     model: Path, tmp_path: Path
 ) -> None:
@@ -214,8 +217,8 @@ def test_help_shows_every_option_once_and_does_not_wait_for_torch() -> None:
     # Options of earlier versions work and are not shown.
     dests = {action.dest for action in parser()._actions} - {*OLD_OPTIONS, GONE}
     # A switch that is on by default is shown as the one that turns it off.
-    found = {option[2:].replace("-", "_").removeprefix("no_") for option in options}
-    assert found == dests
+    names = {option[2:].replace("-", "_").removeprefix("no_") for option in options}
+    assert names == dests
     assert all(len(line) <= 120 for line in shown.stdout.splitlines())
 
 
@@ -244,9 +247,9 @@ def test_help_shows_the_values_that_a_run_would_use(
     for name, value in used.items():
         if not isinstance(value, bool) and name != "model":
             option = f"--{name.replace('_', '-')}"
-            found = re.search(rf" {option} .*?\(default: (.*?)\)", shown)
-            assert found is not None
-            assert found[1] == str(value), name
+            match = re.search(rf" {option} .*?\(default: (.*?)\)", shown)
+            assert match is not None
+            assert match[1] == str(value), name
     if env == "sokoban":
         assert (used["num_generations"], used["tasks_per_step"]) == (16, 8)
         assert used["learning_rate"] == 5e-4

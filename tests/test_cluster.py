@@ -85,18 +85,18 @@ def test_versions_that_nodes_compare_are_those_that_play_and_train():
 def test_auto_never_takes_the_cluster_that_another_run_started_for_itself(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     other = ["--gcs-address=127.0.0.1:7001", "--temp_dir=/tmp/pllms-ray-x/session"]
-    found = {"127.0.0.1:7001"}
+    addresses = {"127.0.0.1:7001"}
     services: Any = SimpleNamespace(
-        find_gcs_addresses=lambda: found, find_bootstrap_address=lambda _: "10.0.0.2:6379"
+        find_gcs_addresses=lambda: addresses, find_bootstrap_address=lambda _: "10.0.0.2:6379"
     )
     ray: Any = SimpleNamespace(_private=SimpleNamespace(services=services))
     waits = [sys.executable, "-c", "input()", *other]
     with subprocess.Popen(waits, stdin=subprocess.PIPE) as process:
-        assert eventually(lambda: found <= cluster.private_addresses())
+        assert eventually(lambda: addresses <= cluster.private_addresses())
         with pytest.raises(ConfigError, match="belong to other runs") as refused:
             cluster._join(ray, "auto")
         assert "stop" not in str(refused.value)
-        found |= {"10.0.0.1:6379", "10.0.0.2:6379"}
+        addresses |= {"10.0.0.1:6379", "10.0.0.2:6379"}
         assert cluster._shared(ray) == "10.0.0.2:6379"
         process.kill()
 
@@ -104,10 +104,10 @@ def test_auto_never_takes_the_cluster_that_another_run_started_for_itself(monkey
 def test_a_guardian_has_no_stream_that_a_reader_could_close():
     with cluster._guarded_folder() as folder:
         [guardian] = eventually(
-            lambda: [each for each in descendants(os.getpid()) if str(folder) in words_of(each)]
+            lambda: [pid for pid in descendants(os.getpid()) if str(folder) in words_of(pid)]
         )
         streams = [Path(f"/proc/{guardian}/fd/{number}").readlink() for number in (1, 2)]
-    assert [str(each) for each in streams] == [os.devnull] * 2
+    assert [str(stream) for stream in streams] == [os.devnull] * 2
     assert not folder.exists()
 
 

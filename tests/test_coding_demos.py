@@ -32,9 +32,9 @@ def drawn():
 
     def draw(habit):
         rng = random.Random(f"demos {habit}")
-        found = [demos.demo(rng, habit) for _ in range(600)]
+        sampled = [demos.demo(rng, habit) for _ in range(600)]
         return {
-            role: [d for d in found if d.prompt.startswith(f"{role}\n")]
+            role: [d for d in sampled if d.prompt.startswith(f"{role}\n")]
             for role in ("coder", "tester")
         }
 
@@ -59,7 +59,7 @@ def is_call(prompt):
 @pytest.mark.parametrize("kind", ["good", "bad"])
 def test_every_demonstration_is_of_a_role_and_can_be_parsed(drawn, kind):
     assert sum(map(len, drawn[kind].values())) == 600
-    assert all(len(found) > 100 for found in drawn[kind].values())
+    assert all(len(of_role) > 100 for of_role in drawn[kind].values())
     assert all(isinstance(parse_program(demo.reply), str) for demo in drawn[kind]["coder"])
     for demo in drawn[kind]["tester"]:
         function = "solve" if is_call(demo.prompt) else None
@@ -112,12 +112,13 @@ def test_the_working_ends_with_the_result():
         assert all(value in working for value in tests[0].input.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["good", "bad"])
 def test_no_question_of_the_other_splits_is_demonstrated(drawn, kind):
     held_out = {
         coding.generate(seed, split).question for split in ("val", "test") for seed in range(1500)
     }
-    shown = {demo.prompt.split("\n")[1] for found in drawn[kind].values() for demo in found}
+    shown = {demo.prompt.split("\n")[1] for of_role in drawn[kind].values() for demo in of_role}
     assert len(shown) > 300
     assert not shown & held_out
 
@@ -142,7 +143,9 @@ def test_prompts_are_those_of_the_environment(drawn, sandbox):
     env.step("```python\nprint(1)\n```")
     env.step("```input\n[[1, 2]]\n```\n```output\n9\n```\n```input\n1\n```\n```output\n9\n```")
     later = {line.split()[0] for line in env.observe("coder_0")["text"].split("\n")[2:]}
-    past = [d.prompt for found in drawn["good"].values() for d in found if "\ntried" in d.prompt]
+    past = [
+        d.prompt for of_role in drawn["good"].values() for d in of_role if "\ntried" in d.prompt
+    ]
     assert len(past) > 50
     words = {line.split()[0] for prompt in past for line in prompt.split("\n")[2:] if line}
     assert later - {"print(1)"} == {"tried", "test"} <= words

@@ -102,8 +102,8 @@ def test_no_generated_problem_shows_its_hidden_tests():
 @given(st.text(), st.text(), st.text(), st.sampled_from([None, "f"]))
 @example("7", "7", "7", "f")
 @example("[", "[" * 900 + "]" * 900, "1", "f")
-def test_any_text_is_an_example_or_not(question, given, expected, function):
-    assert is_example(question, Pair(given, expected), function) in (True, False)
+def test_any_text_is_an_example_or_not(question, input_text, expected, function):
+    assert is_example(question, Pair(input_text, expected), function) in (True, False)
 
 
 # The verdict
@@ -142,7 +142,7 @@ def test_each_wrong_test_costs_and_an_example_is_worth_nothing(told, power):
     assert wrong.wrong == before.wrong + 1
     if before.right:
         assert score(wrong, power) < score(before, power)
-    if "3" not in {given for given, _ in told}:
+    if "3" not in {input_text for input_text, _ in told}:
         assert score(verdict_of([*told, ("3", "30")]), power) == score(before, power)
         assert verdict_of([*told, ("3", "31")]).wrong == before.wrong + 1
     assert -FORMAT_PENALTY < -WRONG_COST <= score(before, power) <= 1.0
@@ -150,16 +150,18 @@ def test_each_wrong_test_costs_and_an_example_is_worth_nothing(told, power):
 
 @given(st.lists(outputs, min_size=2, max_size=8, unique=True))
 def test_outputs_that_contradict_each_other_are_all_wrong(guesses):
-    found = verdict_of([("1", guess) for guess in guesses])
+    verdict = verdict_of([("1", guess) for guess in guesses])
     distinct = len({guess.strip() for guess in guesses})
-    assert (found.right, found.wrong) == ((0, distinct) if {*guesses} - {"10", "10 "} else (1, 0))
+    assert (verdict.right, verdict.wrong) == (
+        (0, distinct) if {*guesses} - {"10", "10 "} else (1, 0)
+    )
 
 
 def test_the_inputs_of_a_function_are_compared_as_values():
     result = RunResult("ok", b"", b"", 0, 0.0, 0.0, 0.0, "", value_bytes=b"3")
     tests = [Pair("[1,2]", "3"), Pair("[1, 2]", " 3"), Pair("[1, 2 ]", "3")]
-    found = judged(tests, {test.input: result for test in tests}, "Add.", "f")
-    assert (found.right, found.wrong) == (1, 0)
+    verdict = judged(tests, {test.input: result for test in tests}, "Add.", "f")
+    assert (verdict.right, verdict.wrong) == (1, 0)
 
 
 @pytest.mark.parametrize("depth", [*range(940, 1000), 20_000])
@@ -167,8 +169,8 @@ def test_an_input_that_is_nested_as_deeply_as_can_be_is_judged(depth):
     nested = "[" * depth + "]" * depth
     result = RunResult("ok", b"", b"", 0, 0.0, 0.0, 0.0, "", value_bytes=b"3")
     tests = [Pair(nested, "3"), Pair(nested, nested)]
-    found = judged(tests, {nested: result}, "Add.", "f")
-    assert (found.right, found.wrong) == (0, 2)
+    verdict = judged(tests, {nested: result}, "Add.", "f")
+    assert (verdict.right, verdict.wrong) == (0, 2)
 
 
 # Strategies, played in the sandbox on problems with an example in their statement
@@ -191,7 +193,7 @@ def composed(number):
         "split": "train",
     }
     worked: list[tuple[str, str]] = []
-    while len({given for given, _ in worked}) < 2 * MAX_TESTS:
+    while len({input_text for input_text, _ in worked}) < 2 * MAX_TESTS:
         values = grammar.random_values(rng, composition.family, 6)
         worked.append(
             (
@@ -206,7 +208,7 @@ def composed(number):
 
 def strategies(shown, worked, function):
     one, small = worked[0], ("[[1, 2]]" if function else "1 2", "0")
-    wrong = [(given, "[7]" if function else "x") for given, _ in worked[1:MAX_TESTS]]
+    wrong = [(input_text, "[7]" if function else "x") for input_text, _ in worked[1:MAX_TESTS]]
     guesses = [str(n) for n in range(MAX_TESTS - 1)]
     return {
         "expert: eight right tests": checks(*worked[:MAX_TESTS]),
@@ -218,7 +220,9 @@ def strategies(shown, worked, function):
         "the example alone": checks((shown.input, shown.output)),
         "the example's input, another output": checks((shown.input, "[7]" if function else "x")),
         "a constant test": checks(small),
-        "eight inputs, always 0": checks(*((given, "0") for given, _ in worked[:MAX_TESTS])),
+        "eight inputs, always 0": checks(
+            *((input_text, "0") for input_text, _ in worked[:MAX_TESTS])
+        ),
         "one wrong test": checks(wrong[0]),
         "no test": "I would rather not.",
     }
@@ -227,7 +231,7 @@ def strategies(shown, worked, function):
 @pytest.fixture(scope="module")
 def earned(sandbox, tmp_path_factory):
     """Strategy -> what it earns on each of the tasks."""
-    found: dict[str, list[float]] = {}
+    rewards: dict[str, list[float]] = {}
     drawn = [composed(number) for number in range(4 * TASKS)]
     file = tmp_path_factory.mktemp("strategies") / "rows.jsonl"
     file.write_text("\n".join(json.dumps(row) for row, *_ in drawn))
@@ -239,12 +243,12 @@ def earned(sandbox, tmp_path_factory):
         env.step("no program")
         replies = strategies(shown, worked, "function" in row)
         for name, twin in zip(replies, env.branch([*replies.values()]), strict=True):
-            found.setdefault(name, []).append(twin.rewards["tester_0"])
-        if len(found[name]) == TASKS:
+            rewards.setdefault(name, []).append(twin.rewards["tester_0"])
+        if len(rewards[name]) == TASKS:
             break
-    for name, values in found.items():
+    for name, values in rewards.items():
         print(f"| {name} | {sum(values) / len(values):.2f} |")  # noqa: T201 - the table of the manual
-    return found
+    return rewards
 
 
 def test_strategies_earn_what_they_tell(earned):

@@ -251,9 +251,9 @@ def test_a_test_of_a_function_is_json(first, second):
     ],
 )
 def test_a_test_of_a_function_that_is_no_json_is_refused(first, second):
-    found = parse_tests(pair("[1]", "1") + pair(first, second), "f")
-    assert isinstance(found, ParseError)
-    assert "JSON" in found.why
+    error = parse_tests(pair("[1]", "1") + pair(first, second), "f")
+    assert isinstance(error, ParseError)
+    assert "JSON" in error.why
 
 
 # Hostile text
@@ -283,6 +283,7 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("piece", HOSTILE, ids=repr)
 @pytest.mark.parametrize("ends", [("", ""), ("```", "`"), ("```\n", "\n```"), ("```input ", "`\n")])
 def test_a_megabyte_of_anything_is_read_in_linear_time(piece, ends):
@@ -325,7 +326,7 @@ def test_any_text_is_a_program_or_says_why_not(text):
             assert tests.why
         else:
             assert 1 <= len(tests) <= MAX_TESTS
-            lines = [line for t in tests for part in t[:2] for line in part.split("\n")]
+            lines = [line for t in tests for field in t[:2] for line in field.split("\n")]
             assert all(line in text for line in lines)
 
 

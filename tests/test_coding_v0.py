@@ -66,11 +66,11 @@ def step(env, text):
     env.step(text)
     info, after = env.infos[agent], env._state.scores
     earned = info["team_reward"], info["local_reward"]
-    own = after.local[agent]
+    local = after.local[agent]
     assert env.rewards[agent] == env.alpha * earned[0] + earned[1]
-    assert earned == (after.team - before.team, own - before.local.get(agent, 0.0))
+    assert earned == (after.team - before.team, local - before.local.get(agent, 0.0))
     assert after.team == info["success"]
-    return (after.team, own), info
+    return (after.team, local), info
 
 
 RIGHT = code("print(abs(int(input())))")
@@ -99,8 +99,8 @@ def test_the_coder_earns_the_share_of_hidden_tests_and_the_team_all_or_nothing(
     program, rewards, play
 ):
     env = play()
-    found, info = step(env, code(program))
-    assert found == rewards
+    scores, info = step(env, code(program))
+    assert scores == rewards
     assert info["passed"] == rewards[1]
     assert info["success"] == (rewards[0] == 1.0)
 
@@ -508,12 +508,12 @@ def test_the_record_of_a_run_has_the_hidden_test_that_failed_and_what_the_progra
     made = [Completion((), (), (), text, truncated=False, version=0) for text in texts]
     episode = Episode(env, Task("t", 0), 0)
     failing, unread, *passed = [branch.result.info for branch in score(episode, made)]
-    found = failing["failing"]
-    assert SENTINELS[0] in found["input"]
-    assert found["expected"] == SENTINELS[1]
-    assert found["status"] == ("error" if function else "ok")
-    assert ("ZeroDivisionError" in found["standard error"]) is function
-    assert found["gave"] == ("" if function else f"{SENTINELS[0]}?\n")
+    failure = failing["failing"]
+    assert SENTINELS[0] in failure["input"]
+    assert failure["expected"] == SENTINELS[1]
+    assert failure["status"] == ("error" if function else "ok")
+    assert ("ZeroDivisionError" in failure["standard error"]) is function
+    assert failure["gave"] == ("" if function else f"{SENTINELS[0]}?\n")
     assert all("failing" not in info for info in (unread, *passed))
 
 
@@ -529,7 +529,7 @@ def test_what_a_program_printed_is_clipped_in_the_record(play):
 
 HOSTILE = {
     "backticks": "`" * 1_000_000,
-    "fences": "```\n" * 250_000,
+    "fences": "```\n" * 25_000,
     "a wide fence": "```" + " " * 500_000 + "a" * 499_000 + "`",
     "brackets": "```input\n" + "[" * 60_000 + "\n```\n```output\n" + "]" * 60_000 + "\n```",
     "pairs": "```input\n1\n```\n```output\n1\n```\n" * 20_000,
@@ -655,11 +655,11 @@ def test_rows_are_played_by_number_and_mutants_made_once(play):
 
 @pytest.mark.parametrize("agents", ["team", "single"])
 def test_every_reply_says_how_difficult_the_task_is_if_that_is_known(agents, play):
-    known, unknown = (
+    rated, unknown = (
         play(row, agents=agents, max_turns=5) for row in (a_row(difficulty="hard"), a_row())
     )
     for reply in (HALF, checks(("3", "4")), "unreadable", "unreadable", "a" * 1_000_001):
-        assert step(known, reply)[1]["difficulty"] == "hard"
+        assert step(rated, reply)[1]["difficulty"] == "hard"
         assert "difficulty" not in step(unknown, reply)[1]
 
 

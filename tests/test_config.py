@@ -148,9 +148,9 @@ MODEL = {True: "embedded", False: "some/model"}
 )
 def test_open_values_follow_from_the_model(embedded, full, expected):
     config = resolve(ATGRPOConfig(model=MODEL[embedded], full=full))
-    found = {name: getattr(config, name) for name in BY_MODEL}
+    values = {name: getattr(config, name) for name in BY_MODEL}
     clipped = expected | {"epsilon_high": 0.2}  # as epsilon, where no preset says otherwise
-    assert found == pytest.approx({name: clipped[name] for name in BY_MODEL})
+    assert values == pytest.approx({name: clipped[name] for name in BY_MODEL})
 
 
 @pytest.mark.parametrize(
@@ -169,13 +169,13 @@ def test_the_embedded_model_and_its_settings_follow_from_the_environment(
 ):
     config = resolve(ATGRPOConfig(env=env))
     assert config.model == model
-    found = (
+    values = (
         config.learning_rate,
         config.num_generations,
         config.tasks_per_step,
         config.max_steps,
     )
-    assert found == (rate, k, tasks, steps)
+    assert values == (rate, k, tasks, steps)
     assert resolve(ATGRPOConfig(env=env, model="some/model")).num_generations == 8
 
 
@@ -211,8 +211,8 @@ def test_an_explicit_value_stays(name, embedded):
 def test_the_steps_and_the_clip_range_of_an_environment_give_way_to_explicit_ones():
     usual = resolve(ATGRPOConfig(env="coding"))
     assert (usual.num_iterations, usual.epsilon_high) == (3, 0.28)
-    given = resolve(ATGRPOConfig(env="coding", num_iterations=1, epsilon_high=0.2))
-    assert (given.num_iterations, given.epsilon_high) == (1, 0.2)
+    explicit = resolve(ATGRPOConfig(env="coding", num_iterations=1, epsilon_high=0.2))
+    assert (explicit.num_iterations, explicit.epsilon_high) == (1, 0.2)
     # The largest ratio itself: a clip range of 0.28 would be refused.
     assert resolve(ATGRPOConfig(env="coding", loss_type="cispo")).epsilon_high == 5.0
     assert resolve(ATGRPOConfig(env="coding", model="some/model")).num_iterations == 1

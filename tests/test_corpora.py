@@ -82,9 +82,9 @@ def test_an_index_is_built_once_and_again_only_where_the_corpus_has_changed(tmp_
     built = []
     build = corpora._build
 
-    def counting(*given):
-        built.append(given)
-        build(*given)
+    def counting(*arguments):
+        built.append(arguments)
+        build(*arguments)
 
     monkeypatch.setattr(corpora, "_build", counting)
     corpus, cache = written(tmp_path / "c.jsonl", ROWS), tmp_path / "cache"
@@ -110,10 +110,10 @@ def test_of_several_processes_one_builds_and_all_find_the_same(tmp_path):
     running = [
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) for _ in range(4)
     ]
-    said = [process.communicate()[0] for process in running]
+    outputs = [process.communicate()[0] for process in running]
     assert [process.returncode for process in running] == [0] * 4
-    assert sum("index built" in text for text in said) == 1
-    assert len({text.strip().rpartition("\n")[2] for text in said}) == 1
+    assert sum("index built" in text for text in outputs) == 1
+    assert len({text.strip().rpartition("\n")[2] for text in outputs}) == 1
     assert len(folders(tmp_path / "cache")) == 1
 
 

@@ -22,12 +22,12 @@ GOLDEN = Path(__file__).parent / "golden"
 
 def case(name: str) -> dict[str, Any]:
     table = json.loads((GOLDEN / "coverage.json").read_text())
-    (found,) = [case for case in table["cases"] if case["name"].startswith(name)]
-    return found
+    (entry,) = [case for case in table["cases"] if case["name"].startswith(name)]
+    return entry
 
 
 def played(task: int, verdicts: Sequence[bool | None]) -> list[Trajectory]:
-    found = []
+    trajectories = []
     for episode, won in enumerate(verdicts):
         key = GroupKey(f"t:{task}", episode, "coder_0", "coder", 0, 0, "")
         completion = Completion((1,), (2,), (-0.5,), "", truncated=False, version=0)
@@ -35,29 +35,33 @@ def played(task: int, verdicts: Sequence[bool | None]) -> list[Trajectory]:
         reward = float(bool(won))
         candidate = Candidate(completion, reward, reward, 0.0, chosen=True, info=info)
         group = Group(key, "p", "", (1,), (candidate,))
-        own = Trajectory.of(Task(f"t:{task}", task), episode, [group], early={}, cooperative=True)
-        found.append(own)
-    return found
+        trajectory = Trajectory.of(
+            Task(f"t:{task}", task), episode, [group], early={}, cooperative=True
+        )
+        trajectories.append(trajectory)
+    return trajectories
 
 
 def side(*tasks: Sequence[bool | None]) -> list[Trajectory]:
-    return [each for n, verdicts in enumerate(tasks) for each in played(n, verdicts)]
+    return [trajectory for n, verdicts in enumerate(tasks) for trajectory in played(n, verdicts)]
 
 
 def test_tasks_are_counted_as_in_the_table() -> None:
-    given, expected = case("eight contexts")["inputs"], case("eight contexts")["expected"]
+    inputs, expected = case("eight contexts")["inputs"], case("eight contexts")["expected"]
     base, trained = (
-        side(*([n in given[f"solved by {who}"], False] for n in range(given["contexts"])))
+        side(*([n in inputs[f"solved by {who}"], False] for n in range(inputs["contexts"])))
         for who in ("base", "trained")
     )
     one, two = coverage(base, trained)
-    for found in (one, two):
-        assert found.preserved == expected["preserved"]
-        assert found.expansion == expected["expansion"]
-        assert found.shrinkage == expected["shrinkage"]
-        assert found.neither == expected["out of support"]
-        assert found.ratio == expected["ESR"]
-        assert found.low <= (found.expansion - found.shrinkage) / given["contexts"] <= found.high
+    for counts in (one, two):
+        assert counts.preserved == expected["preserved"]
+        assert counts.expansion == expected["expansion"]
+        assert counts.shrinkage == expected["shrinkage"]
+        assert counts.neither == expected["out of support"]
+        assert counts.ratio == expected["ESR"]
+        assert (
+            counts.low <= (counts.expansion - counts.shrinkage) / inputs["contexts"] <= counts.high
+        )
     assert (one.k, two.k) == (1, 2)
 
 
@@ -65,9 +69,9 @@ def test_a_ratio_without_shrinkage_is_that_of_the_table() -> None:
     edges = case("edge cases of ESR")
     pairs = edges["inputs"]["(expansion, shrinkage)"]
     for (expansion, shrinkage), ratio in zip(pairs, edges["expected"]["ESR"], strict=True):
-        found = Coverage(1, 0, expansion, shrinkage, 0, 0.0, 0.0)
-        assert found.ratio == (math.inf if ratio == "inf" else ratio)
-        json.dumps(found.row(), allow_nan=False)
+        counts = Coverage(1, 0, expansion, shrinkage, 0, 0.0, 0.0)
+        assert counts.ratio == (math.inf if ratio == "inf" else ratio)
+        json.dumps(counts.row(), allow_nan=False)
 
 
 def test_pass_at_k_is_that_of_the_table() -> None:
@@ -77,19 +81,19 @@ def test_pass_at_k_is_that_of_the_table() -> None:
 
 
 def test_sharpening_gains_the_first_sample_and_loses_tasks() -> None:
-    given = case("sharpening")["inputs"]
+    inputs = case("sharpening")["inputs"]
     expected = case("sharpening")["expected"]
     # Those that succeed come last, so that the first samples of the base solve little.
     base, after = (
-        side(*([False] * (8 - n) + [True] * n for n in given[name]))
+        side(*([False] * (8 - n) + [True] * n for n in inputs[name]))
         for name in ("correct of 8, base", "after")
     )
-    found = coverage(base, after)
-    assert [each.k for each in found] == [1, 2, 4, 8]
-    last = found[-1]
+    by_k = coverage(base, after)
+    assert [counts.k for counts in by_k] == [1, 2, 4, 8]
+    last = by_k[-1]
     for name in ("preserved", "expansion", "shrinkage"):
         assert getattr(last, name) == expected[name]
-    assert found[0].expansion > 0
+    assert by_k[0].expansion > 0
 
 
 def test_one_sample_of_a_task_or_no_verdict_has_no_coverage() -> None:
@@ -99,11 +103,11 @@ def test_one_sample_of_a_task_or_no_verdict_has_no_coverage() -> None:
 
 
 def test_a_comparison_shows_coverage() -> None:
-    found = paired(
+    comparison = paired(
         side([False, True], [False, False]), side([True, True], [True, False]), ("base", "x"), 0
     )
-    lines = as_text(coverage_table(found)).splitlines()
+    lines = as_text(coverage_table(comparison)).splitlines()
     assert lines[0].split()[:4] == ["samples", "both", "only", "x"]
     assert lines[2].split()[:6] == ["2", "1", "1", "0", "0", "∞"]
-    assert "at least one of the first k samples" in section(found)
-    assert found.row()["coverage"][1]["expansion"] == 1
+    assert "at least one of the first k samples" in section(comparison)
+    assert comparison.row()["coverage"][1]["expansion"] == 1

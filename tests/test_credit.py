@@ -61,9 +61,9 @@ class Leaves(TextEnv):
 @pytest.mark.parametrize("name", list(cases("c3")))
 def test_c3_gives_the_advantages_of_the_table(name: str) -> None:
     case = cases("c3")[name]
-    given = case["inputs"]
-    method = made("c3", num_generations=given["K"])
-    env = Leaves(outcomes=given["outcomes"], agents=given["agents"])
+    inputs = case["inputs"]
+    method = made("c3", num_generations=inputs["K"])
+    env = Leaves(outcomes=inputs["outcomes"], agents=inputs["agents"])
     groups = in_order(play(method.shape(), env, sampler=Numbered(lambda *_: "0"), tasks=TASKS[:1]))
     places = [
         ",".join(filter(None, (group.prompt, str(k))))
@@ -71,8 +71,8 @@ def test_c3_gives_the_advantages_of_the_table(name: str) -> None:
         for k in range(len(group.candidates))
     ]
     expected = case["expected"]["advantage"]
-    found = dict(zip(places, method.advantages(groups), strict=True))
-    assert found == pytest.approx(expected, abs=1e-6)
+    advantages = dict(zip(places, method.advantages(groups), strict=True))
+    assert advantages == pytest.approx(expected, abs=1e-6)
     # A full tree has every completion once.
     assert len(places) == len(expected)
 
@@ -105,16 +105,18 @@ def test_c3_refuses_trees_that_are_too_large_before_a_model_is_loaded() -> None:
 @pytest.mark.parametrize("name", list(cases("marshal")))
 def test_marshal_gives_the_advantages_of_the_table(name: str) -> None:
     case = cases("marshal")[name]
-    given = case["inputs"]
+    inputs = case["inputs"]
     episodes: dict[int, list[Group]] = {}
-    for episode, agent, turn, reward in given["decisions (episode, agent, turn, reward)"]:
-        own = episodes.setdefault(episode, [])
-        own.append(decision(reward, episode=episode, agent=agent, turn=turn, parent=len(own)))
-    groups = played(episodes, cooperative=given["team"])
-    scale = {"scale_rewards": "group"} if given["scale"] else {}
-    method = made("marshal", method_args={"gamma": given["gamma"]}, **scale)
-    found = by_episode(groups, method.advantages(groups))
-    assert found == pytest.approx(case["expected"]["advantage"], abs=1e-6)
+    for episode, agent, turn, reward in inputs["decisions (episode, agent, turn, reward)"]:
+        decisions = episodes.setdefault(episode, [])
+        decisions.append(
+            decision(reward, episode=episode, agent=agent, turn=turn, parent=len(decisions))
+        )
+    groups = played(episodes, cooperative=inputs["team"])
+    scale = {"scale_rewards": "group"} if inputs["scale"] else {}
+    method = made("marshal", method_args={"gamma": inputs["gamma"]}, **scale)
+    advantages = by_episode(groups, method.advantages(groups))
+    assert advantages == pytest.approx(case["expected"]["advantage"], abs=1e-6)
 
 
 def test_marshal_says_which_turn_earned_where_whole_episodes_do_not() -> None:
@@ -147,8 +149,8 @@ def ended(success: bool | None, episode: int, *rewards: float, **options: Any) -
     (last,) = groups[-1].candidates
     info = {} if success is None else {"success": success}
     groups[-1] = replace(groups[-1], candidates=(replace(last, info=info),))
-    given = {"early": {}, "cooperative": True, **options}
-    return Trajectory.of(Task("q", 0), episode, groups, **given)
+    arguments = {"early": {}, "cooperative": True, **options}
+    return Trajectory.of(Task("q", 0), episode, groups, **arguments)
 
 
 @pytest.mark.parametrize("name", list(cases("max_rl")))
@@ -172,7 +174,7 @@ def test_max_rl_reads_the_teams_success_also_where_agents_have_returns_of_their_
         ended(n == 0, n, 5.0, -5.0, cooperative=False, early={"other": 3.0}) for n in range(4)
     ]
     credited = method.credit(episodes)
-    assert [sum(each.returns.values()) for each in credited] == [1.0, 0.0, 0.0, 0.0]
+    assert [sum(trajectory.returns.values()) for trajectory in credited] == [1.0, 0.0, 0.0, 0.0]
     groups = in_order(credited)
     assert by_episode(groups, method.advantages(groups)) == [3.0, 3.0] + [-1.0] * 6
 
@@ -202,10 +204,10 @@ class Relayed(TextEnv):
         return ("ab"[seed % 2],)
 
     def _text(self, state: tuple[str, ...], agent: str) -> str:
-        said = dict(zip(self.possible_agents, state[1:], strict=False))
+        replies = dict(zip(self.possible_agents, state[1:], strict=False))
         if agent == "thinker_0":
             return state[0]
-        return said.get("thinker_0", "") if agent == "solver_0" else "ride"
+        return replies.get("thinker_0", "") if agent == "solver_0" else "ride"
 
     def _act(self, state: tuple[str, ...], agent: str, text: str) -> Outcome:
         right = agent == "solver_0" and text == state[0]
@@ -229,8 +231,8 @@ MANY = [Task(f"q:{n}", n) for n in range(12)]
 
 
 def relayed(shape: Any = BLANKED, **options: Any) -> list[Trajectory]:
-    given = {"sampler": Counted(said), "tasks": MANY, **options}
-    return play(shape, given.pop("env", None) or Relayed(), **given)
+    arguments = {"sampler": Counted(said), "tasks": MANY, **options}
+    return play(shape, arguments.pop("env", None) or Relayed(), **arguments)
 
 
 def with_ends(outcome: float, episode: int, ends: Mapping[tuple[str, ...], float]) -> Trajectory:
@@ -247,19 +249,19 @@ def with_ends(outcome: float, episode: int, ends: Mapping[tuple[str, ...], float
 @pytest.mark.parametrize("name", list(cases("ccpo")))
 def test_ccpo_gives_the_credits_and_advantages_of_the_table(name: str) -> None:
     case = cases("ccpo")[name]
-    given = case["inputs"]
-    method = made("ccpo", method_args={k: given[k] for k in ("averaged", "joint")})
+    inputs = case["inputs"]
+    method = made("ccpo", method_args={k: inputs[k] for k in ("averaged", "joint")})
     episodes = [
-        with_ends(outcome, n, {(agent,): solo[n] for agent, solo in given["without"].items()})
-        for n, outcome in enumerate(given["R"])
+        with_ends(outcome, n, {(agent,): solo[n] for agent, solo in inputs["without"].items()})
+        for n, outcome in enumerate(inputs["R"])
     ]
     credited = method.credit(episodes)
     groups = in_order(credited)
     values = method.advantages(groups)
     for agent, expected in case["expected"].items():
         assert [t.returns[agent] for t in credited] == pytest.approx(expected["credit"])
-        own = [v for g, v in zip(groups, values, strict=True) if g.key.agent == agent]
-        assert own == pytest.approx(expected["advantage"], abs=1e-5)
+        of_agent = [v for g, v in zip(groups, values, strict=True) if g.key.agent == agent]
+        assert of_agent == pytest.approx(expected["advantage"], abs=1e-5)
 
 
 @pytest.mark.parametrize("name", list(cases("sharp")))
@@ -274,8 +276,8 @@ def test_shapley_values_are_those_of_the_table(name: str) -> None:
     subsets = [c for size in team for c in itertools.combinations(team, size + 1)]
     ends = {tuple(f"{a}" for a in c): present(c) for c in sorted(subsets)}
     trajectory = with_ends(present(()), 0, ends)
-    found = shapley(trajectory)
-    assert [found[f"{a}"] for a in team] == pytest.approx(case["expected"]["phi"], abs=1e-6)
+    shares = shapley(trajectory)
+    assert [shares[f"{a}"] for a in team] == pytest.approx(case["expected"]["phi"], abs=1e-6)
     (credited,) = made("sharp").credit([trajectory])
     expected = {f"{a}": present(()) + phi for a, phi in enumerate(case["expected"]["phi"])}
     assert credited.returns == pytest.approx(expected, abs=1e-6)
@@ -327,20 +329,20 @@ def test_every_set_of_agents_is_blanked_once() -> None:
 
 
 def test_an_agent_that_does_not_learn_has_no_copy_and_no_bonus() -> None:
-    found = relayed(wide={"thinker"})
-    assert {end.blanked for t in found for end in t.without} == {("thinker_0",)}
-    for paid, t in zip(made("ccpo").credit(found), found, strict=True):
+    trajectories = relayed(wide={"thinker"})
+    assert {end.blanked for t in trajectories for end in t.without} == {("thinker_0",)}
+    for paid, t in zip(made("ccpo").credit(trajectories), trajectories, strict=True):
         assert paid.returns["solver_0"] == t.outcome
 
 
 def test_tokens_of_copies_are_counted_once_and_survive_the_file() -> None:
     for shape in (BLANKED, COALITIONS):
         sampler = Counted(lambda _policy, _prompt, seed: "ab"[seed % 2])
-        found = relayed(shape, sampler=sampler, tasks=MANY[:1])
+        trajectories = relayed(shape, sampler=sampler, tasks=MANY[:1])
         # Every reply has two tokens, its end included.
-        assert rollout_metrics(found)["num_tokens"] == 2 * sampler.drawn
+        assert rollout_metrics(trajectories)["num_tokens"] == 2 * sampler.drawn
         assert sampler.drawn == shape.completions(3)
-        for t in found:
+        for t in trajectories:
             again = Trajectory.from_row(json.loads(json.dumps(t.row())))
             assert again.without == t.without
     assert "without" not in relayed(Episodes(episodes=1))[0].row()
@@ -402,6 +404,7 @@ def test_a_prompt_without_room_in_a_copy_is_no_success() -> None:
     assert ends["rider_0",] == 0.0
 
 
+@pytest.mark.slow
 def test_a_run_learns_from_copies_and_counts_them(tmp_path: Path) -> None:
     summary = pl.train(
         env=letters_env.env,

@@ -69,8 +69,8 @@ def paid(env: Any, programs: Sequence[str], tests: Sequence[str]) -> list[list[f
     played = Trajectory.of(Task("q", 0), 0, groups, early={}, cooperative=True)
     method = Method.of(resolve(ATGRPOConfig(method="cure")))
     method.attach(env, None)
-    (found,) = method.credit([played])
-    return [[c.reward for c in group.candidates] for group in found.groups]
+    (credited,) = method.credit([played])
+    return [[c.reward for c in group.candidates] for group in credited.groups]
 
 
 def branch_info(env: Any, agent: str, text: str) -> Any:
@@ -97,8 +97,8 @@ def test_programs_and_tests_earn_what_the_table_says(name: str) -> None:
             continue
         assert rewards == pytest.approx(expected[f"{side}_reward"], abs=1e-6)
         if len(rewards) > 1:
-            found = estimator.advantages([decision(*rewards)])
-            assert found == pytest.approx(expected[f"{side}_advantage"], abs=1e-6)
+            advantages = estimator.advantages([decision(*rewards)])
+            assert advantages == pytest.approx(expected[f"{side}_advantage"], abs=1e-6)
 
 
 def test_programs_and_tests_really_judge_each_other(tmp_path: Path, sandbox: Sandbox) -> None:
@@ -192,6 +192,7 @@ def test_an_environment_without_programs_and_tests_is_refused_before_anything_is
         plan_run(alone)
 
 
+@pytest.mark.slow
 def test_a_coder_and_a_tester_are_trained_by_each_other(tmp_path: Path) -> None:
     summary = pl.train(
         env="coding",

@@ -39,9 +39,9 @@ def levels(size, boxes, pushes, number, split="train"):
 
 
 def solution(level):
-    found = solve(level.room, level.start)
-    assert found is not None
-    return found
+    solved = solve(level.room, level.start)
+    assert solved is not None
+    return solved
 
 
 # The generator.
@@ -84,11 +84,11 @@ def test_a_search_says_where_it_gave_up():
 def test_a_bounded_search_keeps_exact_distances():
     (level,) = levels(7, 2, None, 1)
     whole = {state: n for n, layer in enumerate(pull_layers(level.room)) for state in layer}
-    part = {
+    bounded = {
         state: n for n, layer in enumerate(pull_layers(level.room, limit=50)) for state in layer
     }
-    assert len(part) < len(whole)
-    assert part.items() <= whole.items()
+    assert len(bounded) < len(whole)
+    assert bounded.items() <= whole.items()
 
 
 def test_no_box_gets_to_a_goal_from_a_dead_cell_nor_sooner_than_its_distance_says():
@@ -97,8 +97,8 @@ def test_no_box_gets_to_a_goal_from_a_dead_cell_nor_sooner_than_its_distance_say
         room, distances = level.room, pull_distances(level.room)
         for box in cells(room.floor):
             starts = [Position(player, 1 << box) for player in cells(room.floor) if player != box]
-            found = [solve(room, start) for start in starts]
-            fewest = min((one.pushes for one in found if one is not None), default=99)
+            solutions = [solve(room, start) for start in starts]
+            fewest = min((one.pushes for one in solutions if one is not None), default=99)
             assert distances.get(box, 99) <= fewest
             exact.append(distances.get(box, 99) == fewest)
     assert sum(exact) > 0.8 * len(exact)
@@ -145,6 +145,7 @@ def test_settings_out_of_range_are_refused(arguments, message):
 # Splits.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "boxes"), [(6, 1), (6, 2), (7, 2)])
 def test_no_room_is_in_two_splits(size, boxes):
     rooms = {

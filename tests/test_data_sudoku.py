@@ -39,7 +39,7 @@ def brute_force(clues, size, most=2):
         [c for c, other in enumerate(places) if c != cell and any(map(operator.eq, place, other))]
         for cell, place in enumerate(places)
     ]
-    values, found = list(clues), []
+    values, solutions = list(clues), []
 
     def left(cell):
         return set(range(1, size + 1)) - {values[peer] for peer in peers[cell]}
@@ -47,17 +47,17 @@ def brute_force(clues, size, most=2):
     def descend():
         empty = [cell for cell, value in enumerate(values) if not value]
         if not empty:
-            found.append(tuple(values))
+            solutions.append(tuple(values))
             return
         cell = min(empty, key=lambda cell: len(left(cell)))
         for value in left(cell):
-            if len(found) < most:
+            if len(solutions) < most:
                 values[cell] = value
                 descend()
         values[cell] = 0
 
     descend()
-    return found
+    return solutions
 
 
 def valid(grid, size):
@@ -67,6 +67,7 @@ def valid(grid, size):
 # What is generated.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "clues", "number"),
     [(4, (4, 8), 2000), (6, (8, 18), 400), (9, (30, 40), 150), (9, (22, 26), 20)],
@@ -139,15 +140,15 @@ def canonical(clues):
         for flip in itertools.product((0, 1), repeat=2)
     }
     assert len(ways) == 8
-    found = []
+    guises = []
     for rows, columns in itertools.product(ways, ways):
         for order in (
             [r * 4 + c for r in rows for c in columns],
             [r * 4 + c for c in columns for r in rows],
         ):
             names = {0: 0}
-            found.append(tuple(names.setdefault(clues[cell], len(names)) for cell in order))
-    return min(found)
+            guises.append(tuple(names.setdefault(clues[cell], len(names)) for cell in order))
+    return min(guises)
 
 
 @settings(max_examples=60, deadline=None)
@@ -162,6 +163,7 @@ def test_all_guises_of_a_puzzle_are_in_one_split(seed, size):
     assert sudoku._solution_key(solution) == sudoku._solution_key(puzzle.solution)
 
 
+@pytest.mark.slow
 def test_no_canonical_form_of_a_small_puzzle_is_in_two_splits():
     rng = random.Random(3)
     drawn = {
@@ -307,11 +309,11 @@ def test_more_clues_never_need_more():
     rng = random.Random(6)
     for _ in range(40):
         puzzle = sudoku.generate(rng, "train", size=6, clues=(8, 14))
-        given = list(puzzle.clues)
-        cell = rng.choice([cell for cell, clue in enumerate(given) if not clue])
-        given[cell] = puzzle.solution[cell]
-        if 0 in given:
-            assert GRADES.index(grade(tuple(given))) <= GRADES.index(puzzle.difficulty)
+        clues = list(puzzle.clues)
+        cell = rng.choice([cell for cell, clue in enumerate(clues) if not clue])
+        clues[cell] = puzzle.solution[cell]
+        if 0 in clues:
+            assert GRADES.index(grade(tuple(clues))) <= GRADES.index(puzzle.difficulty)
 
 
 def test_every_4x4_puzzle_needs_naked_singles_alone():
@@ -415,8 +417,8 @@ def test_other_columns_are_passed_over(tmp_path):
 
 def test_published_splits_are_kept_and_lend_a_validation_split(tmp_path):
     made = puzzles(60)
-    for name, own in (("train", made[:50]), ("test", made[50:])):
-        rows = [f"{sudoku_text(p.clues)},{sudoku_text(p.solution)}" for p in own]
+    for name, portion in (("train", made[:50]), ("test", made[50:])):
+        rows = [f"{sudoku_text(p.clues)},{sudoku_text(p.solution)}" for p in portion]
         write(tmp_path / f"{name}.csv", ["puzzle,solution", *rows])
     loaded = {split: sudoku.load(tmp_path, split) for split in SPLITS}
     assert [sudoku.solve(row) for row in loaded["test"]] == made[50:]

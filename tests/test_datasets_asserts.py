@@ -237,9 +237,9 @@ def test_a_test_that_calls_the_function_by_its_name_is_one_of_the_candidate(judg
 def test_a_reference_that_fails_a_published_test_is_found(sandbox, tmp_path):
     wrong = humaneval("    for n in [1, 2]:\n        assert candidate(n) == n + 1\n")
     (task,) = load_tasks(write(tmp_path / "a.jsonl", wrong)).records
-    said = verified(task, sandbox, LIMITS)
-    assert isinstance(said, str)
-    assert "its tests do not run with the reference: error AssertionError" in said
+    error = verified(task, sandbox, LIMITS)
+    assert isinstance(error, str)
+    assert "its tests do not run with the reference: error AssertionError" in error
     (task,) = load_tasks(write(tmp_path / "a.jsonl", mbpp("assert f(1) == 2"))).records
     assert "fails tests[0]: error" in str(verified(task, sandbox, LIMITS))
 
@@ -253,8 +253,8 @@ def test_a_row_of_ones_own_may_have_asserts_and_is_written_and_read_back(tmp_pat
         "setup": "import math",
     }
     (task,) = load_tasks(write(tmp_path / "a.jsonl", row)).records
-    found = verified(task, sandbox, LIMITS)
-    assert found == task
+    checked = verified(task, sandbox, LIMITS)
+    assert checked == task
     (again,) = load_tasks(write(tmp_path / "b.jsonl", as_row(task, None))).records
     assert replace(again, id=task.id) == task
     with pytest.raises(DatasetError, match="field 'function' must name the function"):
@@ -295,10 +295,10 @@ def test_any_text_is_read_as_tests_or_refused(text, name):
         lambda: asserts.of_check(f"def check(candidate):\n    {text}", name, "test"),
     ):
         try:
-            found = read()
+            tests = read()
         except RowError:
             continue
-        assert all(isinstance(test.output, str) for test in found)
+        assert all(isinstance(test.output, str) for test in tests)
 
 
 PUBLISHED = {"HumanEval.jsonl": 164, "mbpp.jsonl": 974, "sanitized-mbpp.json": 427}

@@ -140,8 +140,8 @@ def test_check_runs_references_and_writes_what_can_be_trained_on(run, tmp_path):
     assert "  2_A: its reference fails tests[0]: ok, gave '4\\n', expected '1'" in text
     assert "1 references pass, 1 fail, 1 tasks have none" in text
     (task,) = load_tasks(out).records
-    (known, *_) = load_tasks(file).records
-    assert task == replace(known, mutants=("print(2)",))  # the other one is right
+    (original, *_) = load_tasks(file).records
+    assert task == replace(original, mutants=("print(2)",))  # the other one is right
     assert run("check", out, "--run")[0] == 0
     code, _, err = run("check", FOLDER / "gsm8k.jsonl", "--run")
     assert (code, "--run is for coding" in err) == (2, True)

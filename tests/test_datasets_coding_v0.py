@@ -77,7 +77,7 @@ CALLED = {
 
 def test_livecodebench_is_judged_as_its_own_harness_judges(tmp_path):
     """One task for each rule, so that the verdicts are of one environment."""
-    found, lines = [], []
+    verdicts, lines = [], []
     for called, rules in ((False, STDIN), (True, CALLED)):
         for name, (_, output, _) in rules.items():
             test = {"input": "6", "output": output, "testtype": "functional" if called else "stdin"}
@@ -92,6 +92,6 @@ def test_livecodebench_is_judged_as_its_own_harness_judges(tmp_path):
     for number, program in enumerate(programs):
         env.reset(seed=number)
         env.step(f"```python\n{program}\n```")
-        found.append(env.infos["coder_0"]["success"])
+        verdicts.append(env.infos["coder_0"]["success"])
     env.close()
-    assert found == [right for rules in (STDIN, CALLED) for _, _, right in rules.values()]
+    assert verdicts == [right for rules in (STDIN, CALLED) for _, _, right in rules.values()]

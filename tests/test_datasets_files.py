@@ -85,9 +85,9 @@ def test_a_file_without_rows_says_what_it_is(tmp_path, what, capsys):
     with pytest.raises(DatasetError, match=rf"cannot read .*mine\.jsonl: .*{why}"):
         load_problems(file)
     assert main(["check", str(file)]) == 2
-    said = capsys.readouterr().err
-    assert "cannot read" in said
-    assert "no schema" not in said
+    message = capsys.readouterr().err
+    assert "cannot read" in message
+    assert "no schema" not in message
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.parquet"])
@@ -197,13 +197,13 @@ def test_a_file_without_splits_is_evaluated_whole(tmp_path, caplog):
     "name", ["HumanEval.jsonl", "aime_2024.jsonl", "MATH-500.jsonl", "mine.jsonl"]
 )
 def test_training_on_a_benchmark_warns_and_evaluating_it_does_not(tmp_path, name, caplog):
-    known = {"aime_2024.jsonl": "aime24", "MATH-500.jsonl": "math500"}.get(name, "humaneval")
-    file = write(tmp_path / name, *rows(known))
-    load = load_tasks if known == "humaneval" else load_problems
-    assert len(load(file, "test").records) == len(rows(known))
+    benchmark = {"aime_2024.jsonl": "aime24", "MATH-500.jsonl": "math500"}.get(name, "humaneval")
+    file = write(tmp_path / name, *rows(benchmark))
+    load = load_tasks if benchmark == "humaneval" else load_problems
+    assert len(load(file, "test").records) == len(rows(benchmark))
     assert "benchmark" not in caplog.text
     assert load(file, "train").records
-    assert f"this is the benchmark {known} or looks like it" in caplog.text
+    assert f"this is the benchmark {benchmark} or looks like it" in caplog.text
 
 
 def test_a_file_of_ones_own_is_no_benchmark(tmp_path, caplog):
@@ -231,8 +231,8 @@ def rows_of(env):
 
 def test_a_training_run_divides_the_data_of_our_environments_only(tmp_path):
     file = write(tmp_path / "mine.jsonl", *questions(200))
-    given = ATGRPOConfig(env="math", dataset=str(file))
-    for config in (given, ATGRPOConfig(env="math", env_args={"dataset": str(file)})):
+    plain = ATGRPOConfig(env="math", dataset=str(file))
+    for config in (plain, ATGRPOConfig(env="math", env_args={"dataset": str(file)})):
         counts = [
             rows_of(make_env(config, split, divide=True)) for split in ("train", "val", "test")
         ]
@@ -246,7 +246,7 @@ def test_a_training_run_divides_the_data_of_our_environments_only(tmp_path):
             self.given = dataset
             super().__init__(roles=("solver",), **kwargs)
 
-    made = make_env(given, "train", Foreign, divide=True)
+    made = make_env(plain, "train", Foreign, divide=True)
     assert isinstance(made, Foreign)
     assert made.given == str(file)
 
@@ -343,8 +343,8 @@ def test_overlap_is_found_without_commas_case_and_ends(tmp_path):
         "another end": lambda text: text.replace("What does he get?", "How much?"),
     }
     for edit in edits.values():
-        found = overlap(PROBLEMS, train, problems(tmp_path / "test.jsonl", map(edit, texts)))
-        assert len(found.shared) == 200
+        report = overlap(PROBLEMS, train, problems(tmp_path / "test.jsonl", map(edit, texts)))
+        assert len(report.shared) == 200
 
 
 def test_overlap_is_not_found_in_other_questions_and_common_phrases(tmp_path):
@@ -381,9 +381,9 @@ def test_check_says_how_tasks_overlap(tmp_path, capsys):
 )
 def test_a_place_to_write_is_checked_before_the_work(tmp_path, target, why, capsys):
     assert main(["check", str(FOLDER / "tasks.jsonl"), "--write", str(tmp_path / target)]) == 2
-    said = capsys.readouterr()
-    assert why in said.err
-    assert not said.out  # nothing was read
+    output = capsys.readouterr()
+    assert why in output.err
+    assert not output.out  # nothing was read
 
 
 def test_the_command_that_fetch_prints_checks_the_folder_that_was_written(

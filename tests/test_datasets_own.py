@@ -85,12 +85,12 @@ def sources(folder, row):
 @pytest.mark.parametrize("rows", [MINIMAL, FULL], ids=["minimal", "full"])
 @pytest.mark.parametrize("kind", LOADERS)
 def test_a_row_reads_alike_in_every_format_and_as_an_object(tmp_path, kind, rows):
-    found = []
+    records = []
     for source in sources(tmp_path, rows[kind]):
         (record,) = LOADERS[kind](source, "test").records
-        found.append(dataclasses.replace(record, id="") if "id" not in rows[kind] else record)
-    assert len(found) == 14
-    assert set(found) == {found[0]}
+        records.append(dataclasses.replace(record, id="") if "id" not in rows[kind] else record)
+    assert len(records) == 14
+    assert set(records) == {records[0]}
 
 
 @pytest.mark.parametrize("kind", LOADERS)
@@ -171,10 +171,10 @@ def test_settings_name_a_file_of_rows_that_are_given_as_objects():
         datasets.Dataset.from_list(rows),
         datasets.DatasetDict({"test": datasets.Dataset.from_list(rows)}),
     )
-    given = [settings(env="math", env_args={"dataset": each}) for each in (rows, *tables)]
-    assert given[1].env_args == {"dataset": config.dataset}
-    for each in (config, *given):
-        env: Any = make_env(each, "test")
+    configs = [settings(env="math", env_args={"dataset": source}) for source in (rows, *tables)]
+    assert configs[1].env_args == {"dataset": config.dataset}
+    for variant in (config, *configs):
+        env: Any = make_env(variant, "test")
         assert env.unwrapped.num_tasks == 2
         env.close()
     env = math_v0.env(dataset=rows)

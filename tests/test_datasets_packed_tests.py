@@ -137,5 +137,5 @@ def test_any_bytes_give_a_list_or_a_refusal(data):
 
 
 def test_every_opcode_that_is_accepted_exists():
-    known = {opcode.name for opcode in pickletools.opcodes}
-    assert known >= coding_schemas._AROUND | coding_schemas._STRINGS
+    opcodes = {opcode.name for opcode in pickletools.opcodes}
+    assert opcodes >= coding_schemas._AROUND | coding_schemas._STRINGS

@@ -27,9 +27,9 @@ def asked(loaded):
 
 def test_a_clone_of_boxoban_gives_its_levels_by_split(tmp_path):
     text = (FOLDER / "boxoban.txt").read_text()
-    for part in ("train", "valid", "test"):
-        (tmp_path / part).mkdir()
-        (tmp_path / part / "000.txt").write_text(text)
+    for split in ("train", "valid", "test"):
+        (tmp_path / split).mkdir()
+        (tmp_path / split / "000.txt").write_text(text)
     loaded = load(LEVEL_FILES, local(tmp_path, LEVEL_FILES.endings), "test")
     assert [level.id for level in loaded.records] == ["000:2#0", "000:8#1"]
 
@@ -83,12 +83,12 @@ def test_overlap_finds_questions_in_other_writing_and_says_whether_answers_agree
             {"question": "What is 3 + 3?", "answer": "6", "id": "t3"},
         )
     )
-    found = overlap(PROBLEMS, train, test)
-    assert [(s.test.id, s.train.id, s.same_answer) for s in found.shared] == [
+    report = overlap(PROBLEMS, train, test)
+    assert [(s.test.id, s.train.id, s.same_answer) for s in report.shared] == [
         ("t1", "1", True),
         ("t2", "2", False),
     ]
-    assert str(found).startswith("2 of 3 tasks of ")
+    assert str(report).startswith("2 of 3 tasks of ")
     assert not overlap(
         PROBLEMS, test, load_problems(write(tmp_path / "o.jsonl", *questions(2, 90)))
     ).shared

@@ -42,8 +42,8 @@ def test_one_set_of_rows_reads_alike_in_every_format(tmp_path):
     write_parquet(tmp_path / "e.parquet", [SUM, OTHER])
     datasets.Dataset.from_list([SUM, OTHER]).to_parquet(tmp_path / "f.parquet")
     for name in ("b.json", "c.json", "d.csv", "e.parquet", "f.parquet"):
-        found = load_problems(tmp_path / name).records
-        assert [(p.question, p.answers) for p in found] == [
+        records = load_problems(tmp_path / name).records
+        assert [(p.question, p.answers) for p in records] == [
             (p.question, p.answers) for p in expected
         ]
 
@@ -160,9 +160,9 @@ def test_files_of_a_folder_are_their_splits_and_train_lends_val(tmp_path):
 def test_a_split_reads_no_file_that_it_does_not_need(tmp_path):
     write(tmp_path / "train.jsonl", *questions(30), {"question": 1, "answer": 1})
     write(tmp_path / "test.jsonl", *questions(3, 100))
-    found = load_problems(tmp_path, "test")
-    assert asked(found) == {"What is 100 + 1?", "What is 101 + 1?", "What is 102 + 1?"}
-    assert found.report.read == 3
+    loaded = load_problems(tmp_path, "test")
+    assert asked(loaded) == {"What is 100 + 1?", "What is 101 + 1?", "What is 102 + 1?"}
+    assert loaded.report.read == 3
     for split in ("train", "val", None):
         with pytest.raises(DatasetError, match=r"train\.jsonl:31: field 'question'"):
             load_problems(tmp_path, split)
@@ -183,10 +183,10 @@ def test_a_file_of_validation_rows_is_the_only_validation_split(tmp_path):
 def test_rows_without_any_split_are_divided_by_checksum_where_that_is_asked_for(tmp_path):
     file = write(tmp_path / "mine.jsonl", *questions(300))
     parts = [load_problems(f"{file}?divide", split) for split in ("train", "val", "test")]
-    assert sum(len(part.records) for part in parts) == 300
-    for part, split in zip(parts, ("train", "val", "test"), strict=True):
-        assert part.records
-        assert {checksum_split(question) for question in asked(part)} == {split}
+    assert sum(len(loaded.records) for loaded in parts) == 300
+    for dataset, split in zip(parts, ("train", "val", "test"), strict=True):
+        assert dataset.records
+        assert {checksum_split(question) for question in asked(dataset)} == {split}
 
 
 def test_a_split_that_is_not_there_says_what_is(tmp_path):

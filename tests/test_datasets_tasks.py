@@ -121,8 +121,8 @@ def test_tasks_of_ones_own_keep_their_split_and_difficulty():
 def test_references_pass_the_tests_that_were_read(name, sandbox):
     for task in read(name):
         if task.reference:
-            found = verified(task, sandbox, Limits(cpu_s=5, wall_s=50))
-            assert isinstance(found, CodingTask), found
+            checked = verified(task, sandbox, Limits(cpu_s=5, wall_s=50))
+            assert isinstance(checked, CodingTask), checked
 
 
 APPS, CONTEST, MBPP, EVAL, OWN = (

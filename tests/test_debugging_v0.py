@@ -75,13 +75,13 @@ def test_the_debuggers_context_is_its_own(tmp_path: Path, sandbox: Sandbox, prom
     env = made(tmp_path, sandbox, prompt=prompt)
     played(env, asks(WRONG, "first question"), block("input", "-4"))
     shown = env.observe("debugger_0")["text"]
-    for part in ("first question", WRONG, "input -4 gives -4"):
-        assert part in shown
+    for text in ("first question", WRONG, "input -4 gives -4"):
+        assert text in shown
     assert "absolute value" not in shown
     played(env, block("report", "minus four stays"))
     shown = env.observe("coder_0")["text"]
-    for part in ("absolute value", WRONG, "first question", "minus four stays"):
-        assert part in shown
+    for text in ("absolute value", WRONG, "first question", "minus four stays"):
+        assert text in shown
     assert "gives -4" not in shown
     played(env, asks(RIGHT, "second question"))
     shown = env.observe("debugger_0")["text"]
@@ -90,17 +90,17 @@ def test_the_debuggers_context_is_its_own(tmp_path: Path, sandbox: Sandbox, prom
 
 
 def test_a_call_is_worth_what_it_has_seen_go_wrong(tmp_path: Path, sandbox: Sandbox) -> None:
-    found = "-4 gives -4, not 4"
+    finding = "-4 gives -4, not 4"
     for program, text, report, expert in (
-        (WRONG, "-4", found, 1.0),
-        (WRONG, "4", found, 0.0),  # it did not see that
+        (WRONG, "-4", finding, 1.0),
+        (WRONG, "4", finding, 0.0),  # it did not see that
         (WRONG, "-4", "nothing", 0.0),
         (WRONG, "-4", "right", 0.0),
         (WRONG, "-4", "-41 gives -41", 0.0),
         (WRONG, "-4", "It keeps `-4`.", 1.0),
         (WRONG, "no number", "no number fails", 0.0),
         (RIGHT, "-4", "Right.", 1.0),
-        (RIGHT, "-4", found, 0.0),
+        (RIGHT, "-4", finding, 0.0),
         (RIGHT, "no number", "right", 0.0),
         (RIGHT, None, "right", 0.0),
     ):

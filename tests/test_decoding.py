@@ -43,8 +43,8 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
 
 def random_model(family, dtype=torch.float32):
     torch.manual_seed(0)
-    kind, changes = FAMILIES[family]
-    return AutoModelForCausalLM.from_config(kind(**SIZES, **changes), dtype=dtype)
+    config_class, changes = FAMILIES[family]
+    return AutoModelForCausalLM.from_config(config_class(**SIZES, **changes), dtype=dtype)
 
 
 def prepared(model):

@@ -23,14 +23,14 @@ from tests.tiny_lm import save_tiny
 TEAM = ("coder", "tester")
 
 
-def pools(**given: object) -> ATGRPOConfig:
-    return ATGRPOConfig(workers=4, pools=given)
+def pools(**settings: object) -> ATGRPOConfig:
+    return ATGRPOConfig(workers=4, pools=settings)
 
 
 def test_gpus_that_nobody_claims_are_shared_equally():
     wanted = pools_of(pools(coder={"gpus": 1}), TEAM)
-    found = placed(wanted, 4, "auto", {"CPU": 16, "GPU": 2})
-    assert {name: share.gpus for name, share in found.items()} == {
+    shares = placed(wanted, 4, "auto", {"CPU": 16, "GPU": 2})
+    assert {name: share.gpus for name, share in shares.items()} == {
         "workers": 0.2,
         "coder": 1,
         "tester": 0.2,
@@ -77,13 +77,13 @@ def test_more_than_the_cluster_has_is_refused(given, message):
         placed(pools_of(pools(**given), TEAM), 4, "auto", {"CPU": 8, "GPU": 2})
 
 
-def engines(vllm_options: dict[str, int] | None = None, **given: object) -> ATGRPOConfig:
+def engines(vllm_options: dict[str, int] | None = None, **settings: object) -> ATGRPOConfig:
     return ATGRPOConfig(
         workers=4,
         sampler="vllm",
         model="m",
         vllm=vllm_options or {},
-        pools=given,
+        pools=settings,
         policy_settings={"judge": {"full": True}},
     )
 
@@ -95,10 +95,10 @@ def test_adapters_of_one_base_share_engines_and_workers_that_ask_them_have_no_gp
         *("workers", "coder", "judge"),
         *("engines of coder, tester", "engines of judge"),
     ]
-    found = placed(wanted, 4, "auto", {"CPU": 16, "GPU": 8})
-    assert {name: share.gpus for name, share in found.items()} == {
+    shares = placed(wanted, 4, "auto", {"CPU": 16, "GPU": 8})
+    assert {name: share.gpus for name, share in shares.items()} == {
         "workers": 0.0,
-        **dict.fromkeys(list(found)[1:], 1.0),
+        **dict.fromkeys(list(shares)[1:], 1.0),
     }
     small = placed(wanted, 4, "auto", {"CPU": 16, "GPU": 3})
     assert {share.gpus for name, share in small.items() if name != "workers"} == {0.5}
@@ -171,10 +171,10 @@ def test_workers_refuse_policies_that_are_objects(tmp_path):
     with (
         contextlib.closing(
             load_policies(save_tiny(tmp_path), {"coder": "coder"}, lora_r=4)
-        ) as given,
+        ) as policies,
         pytest.raises(ConfigError, match="workers 2 load the model by its name"),
     ):
-        ATGRPOTrainer(policies=given, args=ATGRPOConfig(workers=2, tasks_per_shard=1))
+        ATGRPOTrainer(policies=policies, args=ATGRPOConfig(workers=2, tasks_per_shard=1))
 
 
 def test_workers_without_shards_are_refused_with_a_size():

@@ -69,8 +69,8 @@ RUN = [block for block in PYTHON if block.page not in NOT_RUN]
 
 def test_every_kind_of_block_is_known() -> None:
     # `text` is compared with what the Python code before it prints.
-    known = {"bash", "console", "json", "python", "text", "yaml"}
-    assert {block.language for block in BLOCKS} <= known
+    languages = {"bash", "console", "json", "python", "text", "yaml"}
+    assert {block.language for block in BLOCKS} <= languages
     assert sum(block.language == "text" for block in BLOCKS) == sum(
         block.output is not None for block in RUN
     )
@@ -106,9 +106,9 @@ def test_python_code_uses_names_and_settings_that_exist(block: Block) -> None:
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             assert node.value.id != "pl" or hasattr(pettingllms, node.attr), node.attr
         elif isinstance(node, ast.Call):
-            given = [keyword.arg for keyword in node.keywords]
+            arguments = [keyword.arg for keyword in node.keywords]
             assert [
-                name for name in given if name not in _settings(ast.unparse(node.func), name)
+                name for name in arguments if name not in _settings(ast.unparse(node.func), name)
             ] == []
 
 
@@ -117,14 +117,14 @@ def _settings(function: str, name: str | None) -> set[str | None]:
     from pettingllms.evaluation.config import EvalConfig
 
     training = {field.name for field in dataclasses.fields(pettingllms.ATGRPOConfig)}
-    known: dict[str, set[str]] = {
+    accepted: dict[str, set[str]] = {
         "pl.ATGRPOConfig": training,
         "pl.train": training | {"callbacks", "display"},
         "pl.evaluate": training
         | {field.name for field in dataclasses.fields(EvalConfig)}
         | {"display"},
     }
-    return {*known.get(function, ()), None} if function in known else {name}
+    return {*accepted.get(function, ()), None} if function in accepted else {name}
 
 
 @every_command
@@ -178,8 +178,8 @@ def _rows() -> list[str]:
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "yaml"], ids=lambda b: b.page)
 def test_a_configuration_file_holds_settings_that_can_be_used(block: Block) -> None:
     config = resolve(ATGRPOConfig(**yaml.safe_load(block.code)))
-    for policy, own in config.policy_settings.items():
-        assert own.keys() <= set(OWN)
+    for policy, settings in config.policy_settings.items():
+        assert settings.keys() <= set(OWN)
         own_settings(config, policy)
 
 

@@ -47,8 +47,8 @@ def test_the_stated_optimum_is_that_of_all_policies(rho, q):
         # Prompts with the role's name have one right answer, so that only the others can want a draw.
         some = [steps if len(prompt.split()) == 2 else (0.0, 1.0) for prompt in prompts]
         shared = [dict(zip(prompts, values, strict=True)) for values in itertools.product(*some)]
-        found = [reached(rho, q, (policy, policy)) for policy in shared]
-        best[len(steps)] = [max(values) for values in zip(*found, strict=True)]
+        outcomes = [reached(rho, q, (policy, policy)) for policy in shared]
+        best[len(steps)] = [max(values) for values in zip(*outcomes, strict=True)]
     assert best[2][0] == best[3][0] == pytest.approx(best_decisions(rho, q, shared=True))
     assert best[2][1] == pytest.approx(best_episodes(rho, q, shared=True, greedy=True))
     assert best[3][1] == pytest.approx(best_episodes(rho, q, shared=True))

@@ -74,7 +74,7 @@ def played(name: str, seed: int, texts: Sequence[str], **arguments: Any) -> list
     """The same game, here: for each decision the agent, its prompt, and what it was paid."""
     env = load_env(name, **arguments)
     env.reset(seed=seed)
-    found: list[dict[str, Any]] = []
+    decisions: list[dict[str, Any]] = []
     latest: dict[str, dict[str, Any]] = {}
     for text in texts:
         agent = next_agent(env)
@@ -84,12 +84,12 @@ def played(name: str, seed: int, texts: Sequence[str], **arguments: Any) -> list
         result = step_result(env, agent)
         decision |= {"reward": result.reward, "others": result.others}
         latest[agent] = decision
-        found.append(decision)
+        decisions.append(decision)
         for other, paid in result.others.items():
             latest[other]["late"] += paid
     assert next_agent(env) is None
     env.close()
-    return found
+    return decisions
 
 
 # ----------------------------------------------------------------------------------- verifiers
@@ -185,18 +185,18 @@ def compare(name: str, seed: int, episode: dict[str, Any]) -> None:
 def test_sessions_are_bounded_in_number_age_and_the_size_of_messages():
     options = ("--max-sessions", "2", "--max-age", "3", "--max-message", "4096")
     with env_server("--env", "sokoban", *options) as url:
-        found = told("openenv", "openenv_game.py", "bounds", url)
-    assert found["health"] == 200
-    status, text = found["step"]
+        observed = told("openenv", "openenv_game.py", "bounds", url)
+    assert observed["health"] == 200
+    status, text = observed["step"]
     assert status == 400
     assert "no episode has begun" in text
-    assert found["body"] == 413
-    assert found["third"]["code"] == "CAPACITY_REACHED"
-    assert found["{"] == "INVALID_JSON"
-    assert found['{"type": "step", "data": {}}'] == "VALIDATION_ERROR"
-    assert found['{"type": "dance"}'] == "UNKNOWN_TYPE"
-    assert (found["large"], found["old"]) == (1009, 4408)
-    assert "send reset first" in found["early"]
+    assert observed["body"] == 413
+    assert observed["third"]["code"] == "CAPACITY_REACHED"
+    assert observed["{"] == "INVALID_JSON"
+    assert observed['{"type": "step", "data": {}}'] == "VALIDATION_ERROR"
+    assert observed['{"type": "dance"}'] == "UNKNOWN_TYPE"
+    assert (observed["large"], observed["old"]) == (1009, 4408)
+    assert "send reset first" in observed["early"]
 
 
 def test_the_server_says_what_it_cannot_serve():

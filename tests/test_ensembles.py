@@ -46,28 +46,28 @@ torch.set_num_threads(1)
 def test_a_table_and_its_routes_are_those_of_the_papers_rule(name: str) -> None:
     case = cases("llm_ens")[name]
     (records,), expected = case["inputs"].values(), case["expected"]
-    found = Route.of([(s, p, r) for s, p, r in records], ["a", "b"], least=1)
-    means = {s: {p: cell.mean for p, cell in row.items()} for s, row in found.cells.items()}
+    route = Route.of([(s, p, r) for s, p, r in records], ["a", "b"], least=1)
+    means = {s: {p: cell.mean for p, cell in row.items()} for s, row in route.cells.items()}
     for situation, row in expected["means"].items():
         assert means[situation] == pytest.approx(row, abs=1e-6)
-    overall = {policy: cell.mean for policy, cell in found.overall.items()}
+    overall = {policy: cell.mean for policy, cell in route.overall.items()}
     assert overall == pytest.approx(expected["overall"], abs=1e-6)
-    assert {s: found.best(s) for s in found.cells} == expected["route"]
-    assert found.best(None) == found.best("never seen") == expected["fallback"]
-    assert Route.from_row(json.loads(json.dumps(found.row()))) == found
+    assert {s: route.best(s) for s in route.cells} == expected["route"]
+    assert route.best(None) == route.best("never seen") == expected["fallback"]
+    assert Route.from_row(json.loads(json.dumps(route.row()))) == route
 
 
 def test_a_policy_that_never_was_in_a_situation_is_not_its_best() -> None:
-    found = Route.of([("open", "b", -1.0), ("trap", "a", 1.0)], ["a", "b"], least=1)
-    assert found.best("open") == "b"
+    route = Route.of([("open", "b", -1.0), ("trap", "a", 1.0)], ["a", "b"], least=1)
+    assert route.best("open") == "b"
 
 
 def test_a_cell_of_few_decisions_decides_nothing() -> None:
     many = [("open", "a", 1.0)] * LEAST + [("open", "b", 0.0)] * LEAST
     lucky = [("trap", "b", 9.0)] * (LEAST - 1) + [("trap", "a", 0.0)] * LEAST
-    found = Route.of([*many, *lucky], ["a", "b"])
-    assert found.cells["trap"]["b"] == Cell(9.0, LEAST - 1)
-    assert found.best("trap") == "a"
+    route = Route.of([*many, *lucky], ["a", "b"])
+    assert route.cells["trap"]["b"] == Cell(9.0, LEAST - 1)
+    assert route.best("trap") == "a"
     assert Route.of([*many, *lucky, ("trap", "b", 9.0)], ["a", "b"]).best("trap") == "b"
 
 
@@ -115,7 +115,7 @@ def play(who: str, routes: Any = None, **options: Any) -> list[Trajectory]:
 
 
 def infos(episodes: list[Trajectory], name: str) -> list[Any]:
-    return [group.chosen.info[name] for each in episodes for group in each.groups]
+    return [group.chosen.info[name] for trajectory in episodes for group in trajectory.groups]
 
 
 def test_a_router_lets_the_best_member_answer_in_each_situation() -> None:
@@ -128,7 +128,7 @@ def test_a_router_lets_the_best_member_answer_in_each_situation() -> None:
     together = play(ROUTED, routes)
     assert all(infos(together, "success"))
     assert not all(infos(alone["a"], "success"))
-    assert {g.policy for each in together for g in each.groups} == {
+    assert {g.policy for trajectory in together for g in trajectory.groups} == {
         f"{member}-{role}" for member in MEMBERS for role in ("writer", "reader")
     }
     again = Trajectory.from_row(json.loads(json.dumps(together[1].row())))
@@ -141,19 +141,19 @@ def test_an_environment_of_another_package_names_situations_in_its_infos() -> No
             super().reset(seed, options)
             self.infos["writer_0"]["situation"] = 7
 
-    found = play("a", env=Foreign(max_turns=1))
-    assert [g.chosen.info["situation"] for each in found for g in each.groups][:2] == ["7", None]
+    games = play("a", env=Foreign(max_turns=1))
+    assert [g.chosen.info["situation"] for game in games for g in game.groups][:2] == ["7", None]
 
 
 def test_a_vote_plays_the_most_frequent_reply_and_of_equals_the_first_members() -> None:
-    said = {"a": "x", "b": "y", "c": "y"}
-    sampler = ScriptedSampler(lambda policy, *_: said[policy])
-    members = [{"a": name} for name in said]
+    replies = {"a": "x", "b": "y", "c": "y"}
+    sampler = ScriptedSampler(lambda policy, *_: replies[policy])
+    members = [{"a": name} for name in replies]
     request = Request("a", (1,), 5)
-    [[found]] = Voting(sampler, members).sample([request], 1, max_new_tokens=4)
-    assert found.text == "y"
-    [[found]] = Voting(sampler, members[:2]).sample([request], 1, max_new_tokens=4)
-    assert found.text == "x"
+    [[completion]] = Voting(sampler, members).sample([request], 1, max_new_tokens=4)
+    assert completion.text == "y"
+    [[completion]] = Voting(sampler, members[:2]).sample([request], 1, max_new_tokens=4)
+    assert completion.text == "x"
 
 
 def test_equal_policies_vote_with_draws_of_their_own() -> None:
@@ -170,7 +170,11 @@ def test_equal_policies_vote_with_draws_of_their_own() -> None:
 
 def test_a_vote_is_played_in_every_decision() -> None:
     members = MEMBERS | {"c": {"a-writer": "b-writer", "a-reader": "b-reader"}}
-    texts = {g.chosen.completion.text for each in play(VOTE, members=members) for g in each.groups}
+    texts = {
+        g.chosen.completion.text
+        for trajectory in play(VOTE, members=members)
+        for g in trajectory.groups
+    }
     assert texts == {"right"}
 
 
@@ -190,8 +194,8 @@ def test_environments_name_the_situation_before_anybody_has_acted(
 ) -> None:
     made: Any = load_env(env, **arguments)
     made.reset(seed=3)
-    found = made.unwrapped.situation(made.possible_agents[0])
-    assert re.fullmatch(said, found), found
+    situation = made.unwrapped.situation(made.possible_agents[0])
+    assert re.fullmatch(said, situation), situation
 
 
 @pytest.fixture
@@ -206,6 +210,7 @@ def pair(adapter: Path, tmp_path: Path) -> str:  # noqa: F811
     return f"a={adapter},b={tmp_path / 'other'}"
 
 
+@pytest.mark.slow
 def test_one_command_makes_the_table_and_another_plays_by_it(
     words: list[str], pair: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -261,13 +266,13 @@ def test_what_cannot_be_an_ensemble_is_refused_with_the_cure(
     said: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    given = [word.replace("{adapter}", str(adapter)) for word in more]
-    assert main([*words, *given, "--dry-run"]) == FAILED
+    options = [word.replace("{adapter}", str(adapter)) for word in more]
+    assert main([*words, *options, "--dry-run"]) == FAILED
     assert said in capsys.readouterr().err
 
 
 def test_members_are_given_in_python_as_a_mapping(adapter: Path) -> None:  # noqa: F811
-    given = as_text("members", {"a": adapter, "b": adapter})
-    assert given == f"a={adapter},b={adapter}"
-    _, found = with_members(EvalConfig(members=given))
-    assert list(found) == ["a", "b"]
+    spec = as_text("members", {"a": adapter, "b": adapter})
+    assert spec == f"a={adapter},b={adapter}"
+    _, members = with_members(EvalConfig(members=spec))
+    assert list(members) == ["a", "b"]

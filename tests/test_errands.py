@@ -64,10 +64,11 @@ def test_splits_share_no_word_that_is_asked_for():
         for split in ("train", "val", "test")
     ]
     tasks = (Rooms.subjects, Rooms.answers, Prices.subjects, Prices.answers)
-    for train, val, test in (splits, *([set(own[s]) for s in own] for own in tasks)):
+    for train, val, test in (splits, *([set(words[s]) for s in words] for words in tasks)):
         assert not train & val | train & test | val & test
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", [Rooms, Prices])
 @pytest.mark.parametrize("split", ["train", "val", "test"])
 def test_demonstrations_show_the_form_alone(task, split, tmp_path):

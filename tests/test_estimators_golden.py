@@ -90,33 +90,35 @@ def test_groupings_give_the_advantages_of_the_table(name: str) -> None:
     returns = {int(k): v for k, v in case["inputs"]["returns"].items()}
     episodes: dict[int, list[Group]] = {number: [] for number in returns}
     for episode, agent, turn, _ in case["inputs"]["decisions (episode, agent, turn, reward)"]:
-        own = episodes[episode]
+        decisions = episodes[episode]
         # The first decision is paid the episode's return, so that returns are those of the table.
-        reward = returns[episode] if not own else 0.0
-        own.append(decision(reward, episode=episode, agent=agent, turn=turn, parent=len(own)))
+        reward = returns[episode] if not decisions else 0.0
+        decisions.append(
+            decision(reward, episode=episode, agent=agent, turn=turn, parent=len(decisions))
+        )
     groups = played(episodes)
-    found = by_episode(groups, made(ROWS[name]).advantages(groups))
-    assert found == pytest.approx(case["expected"]["expected"], abs=1e-6)
+    advantages = by_episode(groups, made(ROWS[name]).advantages(groups))
+    assert advantages == pytest.approx(case["expected"]["expected"], abs=1e-6)
 
 
 @pytest.mark.parametrize("name", list(cases("gigpo")))
 def test_gigpo_gives_the_advantages_of_the_table(name: str) -> None:
     case = cases("gigpo")[name]
-    given = case["inputs"]
+    inputs = case["inputs"]
     episodes = {
         number: [
             decision(reward, episode=number, turn=at, parent=at, anchor=state)
             for at, (state, reward) in enumerate(zip(*episode, strict=True))
         ]
         for number, episode in enumerate(
-            given.get("episodes (anchor states, rewards)") or given["episodes"]
+            inputs.get("episodes (anchor states, rewards)") or inputs["episodes"]
         )
     }
     groups = played(episodes)
     scale = "none" if "mode mean" in name else "group"
-    found = made("gigpo", scale_rewards=scale, method_args={"gamma": 0.95}).advantages(groups)
+    advantages = made("gigpo", scale_rewards=scale, method_args={"gamma": 0.95}).advantages(groups)
     expected = case["expected"].get("expected", case["expected"])["advantage"]
-    assert by_episode(groups, found) == pytest.approx(expected, abs=1e-6)
+    assert by_episode(groups, advantages) == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", list(cases("gdpo")))
@@ -125,31 +127,31 @@ def test_gdpo_gives_the_advantages_of_the_table(name: str) -> None:
     parts = case["inputs"]["parts"]
     keys = case["inputs"]["groups"]
     groups = [
-        decision(*map(sum, own), parts=own, episode=number)
+        decision(*map(sum, chosen), parts=chosen, episode=number)
         for number, key in enumerate(dict.fromkeys(keys))
-        if (own := [part for part, k in zip(parts, keys, strict=True) if k == key])
+        if (chosen := [components for components, k in zip(parts, keys, strict=True) if k == key])
     ]
-    found = made("gdpo").advantages(groups)
-    assert found == pytest.approx(case["expected"]["advantage"], abs=1e-6)
+    advantages = made("gdpo").advantages(groups)
+    assert advantages == pytest.approx(case["expected"]["advantage"], abs=1e-6)
 
 
 @pytest.mark.parametrize("name", list(cases("rae")))
 def test_rae_gives_the_advantages_and_the_state_of_the_table(name: str) -> None:
     case = cases("rae")[name]
-    given = case["inputs"]
-    stream = given.get("stream (key, return)") or given["stream"]
+    inputs = case["inputs"]
+    stream = inputs.get("stream (key, return)") or inputs["stream"]
     roles = [key.partition("/")[2] for key, _ in stream]
     episodes: dict[int, list[Group]] = {}
     number = 0
     for at, (role, (_, reward)) in enumerate(zip(roles, stream, strict=True)):
         if any(group.key.agent == role for group in episodes.get(number, ())):
             number += 1
-        own = episodes.setdefault(number, [])
-        own.append(decision(reward, episode=number, agent=role, parent=len(own)))
+        decisions = episodes.setdefault(number, [])
+        decisions.append(decision(reward, episode=number, agent=role, parent=len(decisions)))
         assert at >= number
     groups = played(episodes, cooperative=False)
     estimator = made("rae", num_generations=1, env="coding")
-    before = given.get("state before", {})
+    before = inputs.get("state before", {})
     estimator.load_state_dict(
         {"baseline": {f"coding/{key.partition('/')[2]}": value for key, value in before.items()}}
     )
@@ -169,11 +171,11 @@ def random_play(seed: int, *, tree: bool, shift: float = 0.0, scale: float = 1.0
     rng = random.Random(seed)
     episodes: dict[int, list[Group]] = {}
     for number in range(4):
-        own = episodes.setdefault(number, [])
+        decisions = episodes.setdefault(number, [])
         for at in range(rng.choice((1, 2, 3))):
             paid = [rng.choice((0.0, 0.5, 1.0)) for _ in range(4 if tree else 1)]
             shifted = shift if tree or at == 0 else 0.0  # of an episode: its return, once
-            own.append(
+            decisions.append(
                 decision(
                     *(scale * value + shifted for value in paid),
                     episode=number,
@@ -215,8 +217,8 @@ def test_a_reward_that_is_no_number_is_not_taken_for_agreement(name: str) -> Non
     tree = name in TREES
     paid = (float("nan"), 0.0, 1.0) if tree else (float("nan"),)
     groups = played({0: [decision(*paid)], 1: [decision(*(1.0, 0.0, 1.0)[: len(paid)], episode=1)]})
-    found = torch.tensor(made(name).advantages(groups))
-    assert not torch.isfinite(found).all()
+    advantages = torch.tensor(made(name).advantages(groups))
+    assert not torch.isfinite(advantages).all()
 
 
 def test_an_episode_counts_once_however_long_it_is() -> None:
@@ -352,8 +354,8 @@ def test_what_is_no_advantage_is_refused_with_the_name_of_the_estimator(
 def test_numbers_of_other_packages_are_as_good_as_pythons() -> None:
     estimator = Returning(resolve(ATGRPOConfig()))
     estimator.given = (np.float32(0.5), [np.int64(1)])
-    found = estimator.checked([decision(0.0, 1.0)])
-    assert json.dumps(found) == "[0.5, [1.0]]"
+    advantages = estimator.checked([decision(0.0, 1.0)])
+    assert json.dumps(advantages) == "[0.5, [1.0]]"
 
 
 def test_rewards_at_the_steps_of_others_count_in_the_rewards_to_go() -> None:
@@ -371,7 +373,7 @@ def test_rewards_at_the_steps_of_others_count_in_the_rewards_to_go() -> None:
 
 def test_every_estimator_says_what_it_computes() -> None:
     listed = (METHODS.load(name) for name in METHODS.own)
-    assert all(kind.__doc__ for kind in listed)
+    assert all(method.__doc__ for method in listed)
 
 
 def test_gdpo_takes_as_many_steps_as_there_are_candidates() -> None:

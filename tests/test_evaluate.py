@@ -48,7 +48,7 @@ def knows(policy: str, text: str) -> str:
 
 
 def test_every_task_is_played_to_its_end_and_success_is_that_of_the_end() -> None:
-    found = play(toy_env.env(split="test", max_turns=3), scripted(knows), 20)
+    evaluation = play(toy_env.env(split="test", max_turns=3), scripted(knows), 20)
     env = toy_env.env(split="test", max_turns=3)
     solved, turns = [], []
     for task in held_out(env, "test", 20):
@@ -57,12 +57,12 @@ def test_every_task_is_played_to_its_end_and_success_is_that_of_the_end() -> Non
         solved.append(secret < 3)
         turns.append(min(secret + 1, 3))
     assert 0 < sum(solved) < 20
-    assert found.scores["success"].mean == pytest.approx(np.mean(solved))
-    assert found.scores["decisions"].mean == pytest.approx(2 * np.mean(turns))
-    assert found.scores["guesser/turns"].mean == pytest.approx(np.mean(turns))
-    assert found.scores["guesser/local_reward"].mean == 0.5
-    assert found.scores["checker/first_local_reward"].mean == 0.5
-    assert found.roles == ("guesser", "checker")
+    assert evaluation.scores["success"].mean == pytest.approx(np.mean(solved))
+    assert evaluation.scores["decisions"].mean == pytest.approx(2 * np.mean(turns))
+    assert evaluation.scores["guesser/turns"].mean == pytest.approx(np.mean(turns))
+    assert evaluation.scores["guesser/local_reward"].mean == 0.5
+    assert evaluation.scores["checker/first_local_reward"].mean == 0.5
+    assert evaluation.roles == ("guesser", "checker")
 
 
 def test_scores_of_the_first_reply_are_of_turn_0_only() -> None:
@@ -71,9 +71,9 @@ def test_scores_of_the_first_reply_are_of_turn_0_only() -> None:
     def answer(policy: str, text: str) -> str:
         return "aaaa" if "word" in text.split(": ")[1] or policy == "reader" else next(turns) * 3
 
-    found = play(letters_env.env(split="test", max_turns=2), scripted(answer))
-    assert found.scores["writer/first_share"] == Estimate(1.0, 1.0, 1.0)
-    assert found.scores["writer/turns"].mean == 2
+    evaluation = play(letters_env.env(split="test", max_turns=2), scripted(answer))
+    assert evaluation.scores["writer/first_share"] == Estimate(1.0, 1.0, 1.0)
+    assert evaluation.scores["writer/turns"].mean == 2
 
 
 def test_a_first_reply_that_reports_no_number_counts_as_zero() -> None:
@@ -85,9 +85,11 @@ def test_a_first_reply_that_reports_no_number_counts_as_zero() -> None:
             return outcome
 
     replies = iter(["bad", "a"] * 50)
-    found = play(Env(split="test", max_turns=1), scripted(lambda *_: next(replies)), 6)
-    assert found.scores["writer/parse_error"].mean == pytest.approx(0.5, abs=0.51)
-    total = found.scores["writer/first_share"].mean + found.scores["writer/parse_error"].mean
+    evaluation = play(Env(split="test", max_turns=1), scripted(lambda *_: next(replies)), 6)
+    assert evaluation.scores["writer/parse_error"].mean == pytest.approx(0.5, abs=0.51)
+    total = (
+        evaluation.scores["writer/first_share"].mean + evaluation.scores["writer/parse_error"].mean
+    )
     assert total == pytest.approx(1.0)
 
 
@@ -116,10 +118,10 @@ def test_an_environment_without_success_has_no_success_score() -> None:
 
     # Afterwards, because no subclass may replace what the kernel itself calls.
     setattr(Env, "_record", record)  # noqa: B010 - mypy
-    found = play(Env(max_turns=1), scripted(lambda *_: "a"))
-    assert "success" not in found.scores
-    assert found.scores["writer/reward"].mean > 0
-    assert "success" not in as_text(training_table({"now": [found]}, short=True))
+    evaluation = play(Env(max_turns=1), scripted(lambda *_: "a"))
+    assert "success" not in evaluation.scores
+    assert evaluation.scores["writer/reward"].mean > 0
+    assert "success" not in as_text(training_table({"now": [evaluation]}, short=True))
 
 
 def test_progress_counts_finished_games_and_may_stop() -> None:
@@ -178,13 +180,14 @@ def test_a_chunk_comes_out_the_same_alone_and_among_others(tmp_path: Path) -> No
         together = [one(chunk) for chunk in cut]
         assert one(cut[1]) == together[1]
     episodes = [episode for chunk in together for episode in chunk]
-    assert [(each.task, each.episode) for each in episodes] == [
+    assert [(trajectory.task, trajectory.episode) for trajectory in episodes] == [
         (task, sample) for sample in range(2) for task in tasks
     ]
-    texts = [tuple(g.chosen.completion.text for g in each.groups) for each in episodes]
+    texts = [tuple(g.chosen.completion.text for g in trajectory.groups) for trajectory in episodes]
     assert len(set(texts)) == len(texts)  # no two episodes, of no two chunks, draw the same
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tasks", [1, 3, 4, 33, 64, 100])
 def test_few_tasks_share_chunks_of_many_samples_and_more_can_be_added_to_any_number(
     tasks: int,
@@ -196,13 +199,13 @@ def test_few_tasks_share_chunks_of_many_samples_and_more_can_be_added_to_any_num
 
     for now in range(1, 70):
         done = [
-            (task, sample) for part in cut(now) for task in part.tasks for sample in part.samples
+            (task, sample) for chunk in cut(now) for task in chunk.tasks for sample in chunk.samples
         ]
         assert sorted(done) == [(task, n) for task in sorted(plan) for n in range(now)]
-        assert all(len(part.tasks) * len(part.samples) <= 64 for part in cut(now))
+        assert all(len(chunk.tasks) * len(chunk.samples) <= 64 for chunk in cut(now))
         for before in range(1, now + 1):
             stay = kept(tasks, before, now, 64)
-            earlier = [part for part in cut(before) if part.samples.stop <= stay]
+            earlier = [chunk for chunk in cut(before) if chunk.samples.stop <= stay]
             assert earlier == cut(now)[: len(earlier)]
             # What is rolled out again had been less than half of all, and fits into one chunk.
             assert before - stay < max(1, before / 2 + 1)
@@ -212,9 +215,9 @@ def test_few_tasks_share_chunks_of_many_samples_and_more_can_be_added_to_any_num
 
 def test_several_agents_of_a_role_and_difficulties_are_scored() -> None:
     policies = scripted(lambda policy, text: "aa" if "1" in text or policy != "judge" else "a")
-    found = play(quiz_env.env(split="test"), policies, 4, samples=2)
-    assert found.roles == ("reasoner", "judge")
-    scores = {name: estimate.mean for name, estimate in found.scores.items()}
+    evaluation = play(quiz_env.env(split="test"), policies, 4, samples=2)
+    assert evaluation.roles == ("reasoner", "judge")
+    scores = {name: estimate.mean for name, estimate in evaluation.scores.items()}
     # Of the tasks 0 to 3, task 1 alone is won, in its first turn; the others take both.
     assert scores["success"] == scores["pass@2"] == 0.25
     assert scores["difficulty/hard/success"] == 0.5
@@ -231,16 +234,16 @@ def test_several_agents_of_a_role_and_difficulties_are_scored() -> None:
 def test_a_contest_shows_wins_draws_and_returns() -> None:
     # By task: cross wins in the top row, nought wins in the middle row, a draw, cross blunders.
     games = ["03142", "031485", "012435768", "00"]
-    calls = iter("".join(each[move : move + 1] for move in range(9) for each in games))
-    found = play(tic_tac_toe_env.env(), scripted(lambda *_: next(calls)), len(games))
-    scores = {name: estimate.mean for name, estimate in found.scores.items()}
+    calls = iter("".join(game[move : move + 1] for move in range(9) for game in games))
+    evaluation = play(tic_tac_toe_env.env(), scripted(lambda *_: next(calls)), len(games))
+    scores = {name: estimate.mean for name, estimate in evaluation.scores.items()}
     assert (scores["win/cross_1"], scores["win/nought_1"], scores["draws"]) == (0.5, 0.25, 0.25)
     assert (scores["return/cross_1"], scores["return/nought_1"]) == (0.25, -0.25)
     assert "success" not in scores
-    table = as_text(training_table({"now": [found]}, short=True))
+    table = as_text(training_table({"now": [evaluation]}, short=True))
     assert re.search(r"wins of cross_1 +sampled +0\.50 ", table)
     assert re.search(r"draws +sampled +0\.25 ", table)
-    rows = scores_table({"base": found}, short=True)
+    rows = scores_table({"base": evaluation}, short=True)
     assert [row[1] for row in rows[1:6]] == [
         "wins of cross_1",
         "wins of nought_1",
@@ -251,17 +254,17 @@ def test_a_contest_shows_wins_draws_and_returns() -> None:
 
 
 def test_a_team_has_one_return_and_no_wins() -> None:
-    found = play(letters_env.env(max_turns=1), scripted(lambda *_: "a")).scores
-    rewards = found["writer/reward"].mean + found["reader/reward"].mean
-    assert found["return"].mean == pytest.approx(rewards)
-    assert not [name for name in found if name.startswith(("win/", "return/")) or name == "draws"]
+    scores = play(letters_env.env(max_turns=1), scripted(lambda *_: "a")).scores
+    rewards = scores["writer/reward"].mean + scores["reader/reward"].mean
+    assert scores["return"].mean == pytest.approx(rewards)
+    assert not [name for name in scores if name.startswith(("win/", "return/")) or name == "draws"]
 
 
 def test_agents_that_do_not_play_against_each_other_win_nothing() -> None:
     names = iter(["apple", "no"] * 100)
-    found = play(foreign_env.env(), scripted(lambda *_: next(names)), 6).scores
-    assert {"return/speaker_1", "return/speaker_2"} <= found.keys()
-    assert not [name for name in found if name.startswith("win/")]
+    scores = play(foreign_env.env(), scripted(lambda *_: next(names)), 6).scores
+    assert {"return/speaker_1", "return/speaker_2"} <= scores.keys()
+    assert not [name for name in scores if name.startswith("win/")]
 
 
 def test_held_out_tasks_are_the_first_of_the_split_and_apart_from_training() -> None:
@@ -269,7 +272,7 @@ def test_held_out_tasks_are_the_first_of_the_split_and_apart_from_training() -> 
     foreign = SimpleNamespace(unwrapped=SimpleNamespace())
     seeds = {split: {t.seed for t in held_out(foreign, split, 5)} for split in ("val", "test")}  # type: ignore[arg-type]
     assert not seeds["val"] & seeds["test"]
-    assert min(min(each) for each in seeds.values()) >= 1 << 31
+    assert min(min(numbers) for numbers in seeds.values()) >= 1 << 31
     small = SimpleNamespace(unwrapped=SimpleNamespace(split="val", num_tasks=2))
     assert len(held_out(small, "val", 5)) == 2  # type: ignore[arg-type]
     assert len(held_out(small, "val")) == 2  # type: ignore[arg-type]
@@ -299,18 +302,18 @@ def test_an_info_of_any_kind_is_kept_as_json_has_it() -> None:
 
 
 def test_what_an_environment_reports_may_be_missing_or_no_number() -> None:
-    found = scores_by_task(
+    scores = scores_by_task(
         [
             episode("a", decision("coder", share=0.5, success=None, statuses="none")),
             episode("b", decision("coder", share=None)),
             episode("c"),
         ]
     )
-    assert found["a"]["coder/first_share"] == 0.5
-    assert found["b"]["coder/first_share"] == 0.0
-    assert found["c"] == {"decisions": 0, "return": 0, "tokens": 0, "turns": 0}
-    assert "success" not in found["a"]
-    assert not [name for name in found["a"] if "status" in name]
+    assert scores["a"]["coder/first_share"] == 0.5
+    assert scores["b"]["coder/first_share"] == 0.0
+    assert scores["c"] == {"decisions": 0, "return": 0, "tokens": 0, "turns": 0}
+    assert "success" not in scores["a"]
+    assert not [name for name in scores["a"] if "status" in name]
 
 
 def test_an_evaluation_survives_its_row() -> None:
@@ -345,10 +348,10 @@ def test_the_gain_of_a_training_is_paired_by_task_and_corrected_for_both_ways_of
         return Evaluation(("coder",), 9, 1, greedy, {"success": share}, values)
 
     before, after = (
-        [found(n, greedy) for n, greedy in zip(own, (False, True), strict=True)]
-        for own in ((0, 4), (9, 8))
+        [found(n, greedy) for n, greedy in zip(counts, (False, True), strict=True)]
+        for counts in ((0, 4), (9, 8))
     )
-    after = [Evaluation.from_row(each.row()) for each in after]  # as a resumed run reads them
+    after = [Evaluation.from_row(result.row()) for result in after]  # as a resumed run reads them
     head, sampled, greedy = training_table({"before": before, "after": after})
     assert head[-1] == "difference"
     assert sampled[-1] == "+1.00 [+0.40, +1.00] *"

@@ -146,9 +146,9 @@ def test_an_adapter_comes_from_the_hubs_cache_by_its_id(
     put(cache, "somebody/team", adapter, inside="writer")
     snapshot = cache / "models--somebody--mine" / "snapshots" / "a1b2c3"
     for spec in ("somebody/mine", "somebody/mine@main"):
-        found = plan([*words, "--adapters", spec])
-        assert found.adapters == {"shared": snapshot}
-        assert found.config.adapters == str(snapshot)
+        planned = plan([*words, "--adapters", spec])
+        assert planned.adapters == {"shared": snapshot}
+        assert planned.config.adapters == str(snapshot)
     pairs = plan([*words, "--adapters", "writer=somebody/team,reader=somebody/mine"])
     assert pairs.adapters["writer"].name == "writer"
     assert pairs.adapters["reader"] == snapshot

@@ -59,11 +59,11 @@ def test_tasks_that_do_not_fit_are_named_and_count_as_no_success(
     assert "choose a --model with a longer context" in warning
 
     episodes = read_trajectories(tmp_path)["base"]
-    long, *others = sorted(episodes, key=lambda each: each.overlong is None)
+    long, *others = sorted(episodes, key=lambda trajectory: trajectory.overlong is None)
     assert long.overlong is not None
     assert long.overlong.prompt_tokens > long.overlong.longest == CONTEXT - 8
     assert not long.groups  # nothing was sampled
-    assert all(each.groups and each.overlong is None for each in others)
+    assert all(trajectory.groups and trajectory.overlong is None for trajectory in others)
     assert Trajectory.from_row(json.loads(json.dumps(long.row()))) == long
 
     written = json.loads((tmp_path / "results.json").read_text())
@@ -85,7 +85,11 @@ def test_an_episode_that_grows_beyond_the_context_keeps_what_it_earned(
     """Task 2 fits at first; the prompt of its second turn does not."""
     assert main([*words(models["learned"], grows=[2]), "--out", str(tmp_path)]) == 0
     assert "the first is task test:2" in capsys.readouterr().out
-    (cut,) = (each for each in read_trajectories(tmp_path)["base"] if each.overlong is not None)
+    (cut,) = (
+        trajectory
+        for trajectory in read_trajectories(tmp_path)["base"]
+        if trajectory.overlong is not None
+    )
     assert len(cut.groups) == 1
     assert cut.groups[0].chosen.info["success"] is True  # until then
     assert cut.success is False

@@ -39,8 +39,8 @@ def test_pass_at_k_is_the_share_of_draws_with_a_win(
 ) -> None:
     k = data.draw(st.integers(1, len(verdicts)))
     draws = [any(draw) for draw in itertools.combinations(verdicts, k)]
-    found = pass_at_k(len(verdicts), sum(verdicts), k)
-    assert found == pytest.approx(sum(draws) / len(draws))
+    estimate = pass_at_k(len(verdicts), sum(verdicts), k)
+    assert estimate == pytest.approx(sum(draws) / len(draws))
 
 
 @pytest.mark.parametrize(("games", "won", "k"), [(3, 1, 4), (3, 1, 0), (3, 4, 1), (0, 0, 1)])
@@ -66,24 +66,24 @@ def test_which_k_are_reported() -> None:
 
 def test_the_interval_is_that_of_resampled_means() -> None:
     values = [0.0, 0.25, 0.5, 0.5, 1.0, 1.0, 1.0, 0.0]
-    found = intervals([{"x": value} for value in values], seed=7)["x"]
+    estimate = intervals([{"x": value} for value in values], seed=7)["x"]
     picks = np.random.default_rng(7).integers(8, size=(2000, 8))
     means = sorted(sum(values[i] for i in row) / 8 for row in picks.tolist())
     # The 2.5th and 97.5th of 2000 sorted means, between neighbours as NumPy's percentile.
     low = means[49] + 0.975 * (means[50] - means[49])
     high = means[1949] + 0.025 * (means[1950] - means[1949])
-    assert found == pytest.approx((0.53125, low, high))
-    assert found == pytest.approx((0.53125, 0.25, 0.8125))
+    assert estimate == pytest.approx((0.53125, low, high))
+    assert estimate == pytest.approx((0.53125, 0.25, 0.8125))
 
 
 def test_intervals_are_those_of_the_mean_over_tasks() -> None:
     rng = np.random.default_rng(0)
     draws = rng.random(400) < 0.3
-    found = intervals([{"success": float(each)} for each in draws], seed=1)["success"]
+    estimate = intervals([{"success": float(draw)} for draw in draws], seed=1)["success"]
     error = np.sqrt(draws.mean() * (1 - draws.mean()) / 400)
-    assert found.mean == draws.mean()
-    assert found.low == pytest.approx(draws.mean() - 1.96 * error, abs=0.005)
-    assert found.high == pytest.approx(draws.mean() + 1.96 * error, abs=0.005)
+    assert estimate.mean == draws.mean()
+    assert estimate.low == pytest.approx(draws.mean() - 1.96 * error, abs=0.005)
+    assert estimate.high == pytest.approx(draws.mean() + 1.96 * error, abs=0.005)
 
 
 def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
@@ -137,16 +137,16 @@ def test_only_scores_that_are_shares_by_definition_get_the_interval_of_a_share()
     shares = ("success", "pass@4", "difficulty/3/success", "win/a", "draws", "x/parse_error",
               "x/truncated", "x/status/ok", "coder/first_passed")  # fmt: skip
     others = ("return", "return/a", "tokens", "turns", "x/reward", "x/turns", "x/first_own")
-    found = intervals([dict.fromkeys((*shares, *others), 1.0)] * 20, seed=0)
+    estimates = intervals([dict.fromkeys((*shares, *others), 1.0)] * 20, seed=0)
     # By hand: (40 + z^2 - 1 - z sqrt(z^2 - 2 - 1/20 + 4)) / (2 (20 + z^2)).
-    assert all(found[name][1:] == pytest.approx((0.7995467, 1.0)) for name in shares)
-    assert all(found[name] == (1.0, 1.0, 1.0) for name in others)
+    assert all(estimates[name][1:] == pytest.approx((0.7995467, 1.0)) for name in shares)
+    assert all(estimates[name] == (1.0, 1.0, 1.0) for name in others)
 
 
 def test_tasks_without_a_score_are_left_out_of_it() -> None:
-    found = intervals([{"x": 1.0, "y": 0.0}, {"x": 3.0}], seed=0)
-    assert found["x"].mean == 2.0
-    assert found["y"] == Estimate(0.0, 0.0, 0.0)
+    estimates = intervals([{"x": 1.0, "y": 0.0}, {"x": 3.0}], seed=0)
+    assert estimates["x"].mean == 2.0
+    assert estimates["y"] == Estimate(0.0, 0.0, 0.0)
 
 
 # --------------------------------------------------------------------------------------- pairing
@@ -155,8 +155,8 @@ def test_tasks_without_a_score_are_left_out_of_it() -> None:
 def test_differences_are_paired_by_task_whatever_the_order() -> None:
     first = {"a": {"x": 0.0}, "b": {"x": 0.5}, "c": {"x": 1.0}, "only": {"x": 9.0}}
     second = {"c": {"x": 1.0}, "a": {"x": 1.0}, "b": {"x": 0.25}}
-    found = differences(first, second, seed=0)
-    gain = found["x"]
+    gains = differences(first, second, seed=0)
+    gain = gains["x"]
     assert gain.mean == pytest.approx((1.0 - 0.25 + 0.0) / 3)
     assert (gain.tasks, gain.more, gain.less) == (3, 1, 1)
     interval = intervals([{"x": 1.0}, {"x": -0.25}, {"x": 0.0}], seed=0)["x"]
@@ -171,7 +171,7 @@ def test_the_same_gain_on_every_task_is_certain_however_much_tasks_differ() -> N
     gain = differences(first, second, seed=0)["x"]
     assert gain[:3] == pytest.approx((0.125, 0.125, 0.125))
     assert gain.clear
-    apart = [intervals(list(each.values()), 0)["x"] for each in (first, second)]
+    apart = [intervals(list(scores.values()), 0)["x"] for scores in (first, second)]
     assert apart[0].high > apart[1].low  # unpaired, the intervals overlap
 
 
@@ -233,6 +233,6 @@ def test_the_test_is_the_share_of_all_changes_of_signs(gains: list[float]) -> No
 def test_other_scores_are_corrected_for_each_other_and_success_is_not() -> None:
     first = {str(n): {"success": 0.0, "a/parse_error": 0.0, "b/parse_error": 0.0} for n in range(9)}
     second = {task: dict.fromkeys(scores, 1.0) for task, scores in first.items()}
-    found = differences(first, second, seed=0)
-    ps = {name: gain.p_holm / gain.p for name, gain in found.items()}
+    gains = differences(first, second, seed=0)
+    ps = {name: gain.p_holm / gain.p for name, gain in gains.items()}
     assert ps == {"success": 1.0, "a/parse_error": 2.0, "b/parse_error": 2.0}

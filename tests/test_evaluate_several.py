@@ -30,8 +30,8 @@ QUIZ, LETTERS = "tests.quiz_env:env", "tests.letters_env:env"
 
 
 def results(out: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((out / "results.json").read_text())
-    return found
+    content: dict[str, Any] = json.loads((out / "results.json").read_text())
+    return content
 
 
 # ------------------------------------------------------------------------ several environments
@@ -104,6 +104,7 @@ def test_every_environment_has_to_reach_the_bar(
 # -------------------------------------------------------------------------------- more samples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("few", [2, 3])
 def test_samples_are_added_to_a_finished_folder_with_the_numbers_of_asking_at_once(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few: int
@@ -130,16 +131,17 @@ def test_success_with_its_interval_stands_at_the_top_of_the_results(
     words: list[str], tmp_path: Path
 ) -> None:
     assert main([*words, "--env", QUIZ, "--out", str(tmp_path)]) == 0
-    found = results(tmp_path)
-    assert next(iter(found)) == "success"
-    row = found["results"]["base"][0]
+    content = results(tmp_path)
+    assert next(iter(content)) == "success"
+    row = content["results"]["base"][0]
     ends = {"mean": "", "low": "/low", "high": "/high"}
-    assert found["success"] == {end: row[f"eval/success{suffix}"] for end, suffix in ends.items()}
+    assert content["success"] == {end: row[f"eval/success{suffix}"] for end, suffix in ends.items()}
 
 
 # ------------------------------------------------------------------------------------ SIGTERM
 
 
+@pytest.mark.slow
 def test_sigterm_keeps_the_episodes_says_how_to_go_on_and_exits_with_143(
     words: list[str], tmp_path: Path
 ) -> None:

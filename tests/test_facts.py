@@ -26,19 +26,19 @@ def test_every_relation_is_one_ring_through_all_entities(split):
 
 def test_splits_have_no_entity_and_no_relation_in_common():
     worlds = [facts.world(split) for split in SPLITS]
-    for part in ("entities", "relations"):
-        counts = Counter(entry for world in worlds for entry in getattr(world, part))
+    for field in ("entities", "relations"):
+        counts = Counter(entry for world in worlds for entry in getattr(world, field))
         assert set(counts.values()) == {1}
-        assert all(len(getattr(world, part)) >= 6 for world in worlds)
+        assert all(len(getattr(world, field)) >= 6 for world in worlds)
 
 
 def test_no_word_of_one_split_is_a_number_or_entity_of_another_in_search():
     """An entity is one word of a query, so that `owl7` does not find what is said of `owl17`."""
     index = Index.of(facts.world("train").passages)
     entity = facts.world("train").entities[0]
-    found = index.find(entity, 1000)
-    assert found
-    assert all(entity in passage.text.split() for passage in found)
+    passages = index.find(entity, 1000)
+    assert passages
+    assert all(entity in passage.text.split() for passage in passages)
 
 
 @pytest.mark.parametrize("hops", [(1, 1), (2, 3), (6, 6)])
@@ -48,9 +48,9 @@ def test_a_question_follows_its_facts_to_an_answer_that_is_met_last(hops):
         assert hops[0] <= len(asked.gold) <= hops[1]
         assert asked.difficulty == f"{len(asked.gold)} hops"
         *relations, at = asked.text.split(" of ")
-        known = {passage.text for passage in facts.world("test").passages}
+        passages = {passage.text for passage in facts.world("test").passages}
         for relation, held in zip(reversed(relations), asked.gold, strict=True):
-            assert held in known
+            assert held in passages
             assert held.startswith(f"{at} {relation} ")
             at = held.rsplit(" ", 1)[1]
         assert asked.answers == (at,)

@@ -76,9 +76,9 @@ ROLES = {"writer": "writer", "reader": "reader"}
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def folder(request, tmp_path_factory):
-    kind, changes = FAMILIES[request.param]
+    config_class, changes = FAMILIES[request.param]
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(kind(**{**SIZES, **changes}))
+    model = AutoModelForCausalLM.from_config(config_class(**{**SIZES, **changes}))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:
@@ -89,6 +89,7 @@ def folder(request, tmp_path_factory):
     return directory
 
 
+@pytest.mark.slow
 def test_a_team_trains_and_sampler_trainer_and_plain_forward_agree(folder):
     policies = load_policies(folder, ROLES, lora_r=4, lora_alpha=8)
     config = ATGRPOConfig(
@@ -122,14 +123,16 @@ def test_a_team_trains_and_sampler_trainer_and_plain_forward_agree(folder):
         torch.testing.assert_close(torch.tensor(reply.logprobs), plain, atol=2e-3, rtol=0)
     after = {name: policies.state(name) for name in policies.names}
     for name in ROLES:
-        assert any(not torch.equal(each, after[name][key]) for key, each in before[name].items())
+        assert any(
+            not torch.equal(tensor, after[name][key]) for key, tensor in before[name].items()
+        )
 
 
 # PEFT renames the experts of a mixture and then misses the names that it has itself put in.
 @pytest.mark.filterwarnings(r"ignore:The following \w+_pattern keys did not match:RuntimeWarning")
 def test_a_mixture_of_experts_is_refused_with_the_targets_that_fit(tmp_path):
-    kind, changes = FAMILIES["qwen3-moe"]
-    AutoModelForCausalLM.from_config(kind(**{**SIZES, **changes})).save_pretrained(tmp_path)
+    config_class, changes = FAMILIES["qwen3-moe"]
+    AutoModelForCausalLM.from_config(config_class(**{**SIZES, **changes})).save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"--lora-target-modules q_proj,k_proj,v_proj,o_proj$"):
         load_policies(tmp_path, ROLES, lora_target_modules=["down_proj"])

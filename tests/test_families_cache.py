@@ -67,9 +67,9 @@ MIXED: dict[str, tuple[str, dict[str, Any]]] = {
 PROMPTS = [(5, 6, 7), (9,), tuple(range(100, 150)), tuple(range(60, 72))]
 
 
-def made(kind: str, changes: dict[str, Any]) -> Any:
+def made(config_name: str, changes: dict[str, Any]) -> Any:
     torch.manual_seed(0)
-    config = getattr(transformers, kind)(**{**SIZES, **changes})
+    config = getattr(transformers, config_name)(**{**SIZES, **changes})
     model = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -78,15 +78,16 @@ def made(kind: str, changes: dict[str, Any]) -> Any:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", MIXED)
 def test_rows_that_come_and_go_have_the_log_probabilities_of_whole_texts(family):
     model = made(*MIXED[family])
     batch = ContinuousBatch(lambda: model, (), 0)
-    found: dict[Any, list[Any]] = {}
+    tokens_by_key: dict[Any, list[Any]] = {}
 
     def heard(tokens):
         for token in tokens:
-            found.setdefault(token.key, []).append(token)
+            tokens_by_key.setdefault(token.key, []).append(token)
 
     def rows(place, n):
         return rows_of(PROMPTS[place], n, SamplingParams(20), place, key=lambda k: (place, k))
@@ -103,11 +104,11 @@ def test_rows_that_come_and_go_have_the_log_probabilities_of_whole_texts(family)
         heard(batch.step())
     heard(batch.add(rows(0, 1)).drawn)  # once all have left, it begins anew
     heard(batch.step())
-    lengths = {key: len(tokens) for key, tokens in found.items()}
+    lengths = {key: len(tokens) for key, tokens in tokens_by_key.items()}
     assert lengths.pop((0, 0)) == 5 + 1 + 2
     assert lengths.pop((2, 1)) == 2
     assert set(lengths.values()) == {20}
-    for (place, _), tokens in found.items():
+    for (place, _), tokens in tokens_by_key.items():
         ids = [token.id for token in tokens][:18]
         whole = torch.tensor([[*PROMPTS[place], *ids]])
         if (place, len(tokens)) == (0, 8):
@@ -125,7 +126,7 @@ def test_a_cache_whose_rows_cannot_come_and_go_is_refused_with_what_to_use():
     heads = {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8}
     experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
     model = made("DeepseekV32Config", {**latent, **heads, **experts, "moe_intermediate_size": 16})
-    with pytest.raises(ConfigError, match=r"'deepseek_v32' cannot be served .* --backend vllm$"):
+    with pytest.raises(ConfigError, match=r"'deepseek_v32' cannot be served .* --sampler vllm$"):
         prompt_cache(model)
 
 
@@ -138,7 +139,7 @@ def test_a_cache_whose_rows_cannot_come_and_go_is_refused_with_what_to_use():
 )
 def test_a_cache_of_states_alone_is_refused_with_what_to_use(kind, changes):
     model = made(kind, {"state_size": 8, **changes})
-    with pytest.raises(ConfigError, match=r"keeps keys and values; use --backend vllm$"):
+    with pytest.raises(ConfigError, match=r"keeps keys and values; use --sampler vllm$"):
         prompt_cache(model)
 
 

@@ -75,9 +75,9 @@ def letters(_policy: str, _prompt: str, seed: int) -> str:
 def play(shape: RolloutShape, env: Any = None, **options: Any) -> list[Trajectory]:
     sampler = options.pop("sampler", None) or Counted(letters)
     tasks = options.pop("tasks", TASKS)
-    given = {"settings": {"max_new_tokens": 8}, "seed": (7, 0), **options}
+    arguments = {"settings": {"max_new_tokens": 8}, "seed": (7, 0), **options}
     with ThreadPoolExecutor(4) as pool:
-        return RolloutEngine(env or Line(max_turns=1), sampler, pool, shape=shape, **given).run(
+        return RolloutEngine(env or Line(max_turns=1), sampler, pool, shape=shape, **arguments).run(
             tasks
         )
 
@@ -97,6 +97,7 @@ def test_a_shape_draws_as_many_completions_as_its_table_says(name: str) -> None:
     most = {"look_ahead": ahead, "round_robin": table["round_robin f"][0][0]}
     # One copy for each agent before a decision, or for each set of them: they share what they can.
     most |= {"blanked": width * (n + n * (n - 1) // 2), "coalitions": width * (2**n - 1)}
+    most["verdicts"] = table["episodes"][0]  # nobody judges here
     expected = most[name] if name in most else table[name][0]
     shape = SHAPES.load(name).of(width, "first")
     assert shape.completions(n) == expected
@@ -111,7 +112,7 @@ def test_round_robin_forks_at_the_place_of_another_agent_from_task_to_task() -> 
         task.id: [depth for depth in range(6) if shape.plan(Move(task.id, "", depth, 3)) != Plan()]
         for task in [Task(f"q:{n}", n) for n in range(40)]
     }
-    assert {tuple(found) for found in places.values()} == {(0,), (1,), (2,)}
+    assert {tuple(depths) for depths in places.values()} == {(0,), (1,), (2,)}
 
 
 FORKING = [SHAPES.load(name).of(3, "best") for name in ("fork_on_first", "round_robin", "full")]
@@ -119,10 +120,10 @@ FORKING = [SHAPES.load(name).of(3, "best") for name in ("fork_on_first", "round_
 
 @pytest.mark.parametrize("shape", FORKING, ids=lambda shape: type(shape).__name__)
 def test_a_fork_continues_from_the_very_state_of_its_candidate(shape: RolloutShape) -> None:
-    found = play(shape)
-    by_key = {(t.task.id, t.episode): t for t in found}
-    assert len(by_key) == len(found)
-    forks = [t for t in found if t.came_from is not None]
+    trajectories = play(shape)
+    by_key = {(t.task.id, t.episode): t for t in trajectories}
+    assert len(by_key) == len(trajectories)
+    forks = [t for t in trajectories if t.came_from is not None]
     assert forks
     for fork in forks:
         assert fork.came_from is not None
@@ -137,10 +138,10 @@ def test_a_fork_continues_from_the_very_state_of_its_candidate(shape: RolloutSha
         assert {g.key.episode for g in fork.groups} == {fork.episode}
 
 
-def worth(found: Sequence[Trajectory]) -> dict[tuple[str, int, int, int], float]:
+def worth(trajectories: Sequence[Trajectory]) -> dict[tuple[str, int, int, int], float]:
     """By plain recursion over the records: what every candidate led to, itself included."""
     after: dict[tuple[str, int, int, int], Trajectory] = {}
-    for t in found:
+    for t in trajectories:
         if t.came_from is not None:
             after[t.task.id, *t.came_from] = t
     values: dict[tuple[str, int, int, int], float] = {}
@@ -160,7 +161,7 @@ def worth(found: Sequence[Trajectory]) -> dict[tuple[str, int, int, int], float]
             total += values[place]
         return total / len(group.candidates)
 
-    for t in found:
+    for t in trajectories:
         if t.came_from is None:
             of_node(t, 0)
     return values
@@ -171,9 +172,9 @@ def worth(found: Sequence[Trajectory]) -> dict[tuple[str, int, int, int], float]
 def test_a_return_by_a_candidate_is_the_mean_of_what_it_leads_to(
     shape: RolloutShape, ends: str
 ) -> None:
-    found = play(shape, Line(max_turns=1, ends=ends))
-    expected, checked = worth(found), 0
-    for t in found:
+    trajectories = play(shape, Line(max_turns=1, ends=ends))
+    expected, checked = worth(trajectories), 0
+    for t in trajectories:
         for group in t.groups:
             for k, candidate in enumerate(group.candidates):
                 value = group.return_by(candidate) - group.earlier
@@ -184,9 +185,9 @@ def test_a_return_by_a_candidate_is_the_mean_of_what_it_leads_to(
 
 
 def test_the_return_of_a_path_is_what_all_its_rewards_add_up_to() -> None:
-    found = play(FORKING[2])
-    by_key = {(t.task.id, t.episode): t for t in found}
-    for t in found:
+    trajectories = play(FORKING[2])
+    by_key = {(t.task.id, t.episode): t for t in trajectories}
+    for t in trajectories:
         total, here, until = 0.0, t, 99
         while True:
             start = here.groups[0].key.parent
@@ -228,30 +229,30 @@ def test_episodes_that_continue_from_equal_texts_have_environments_of_their_own(
 
 
 def test_rewards_at_several_steps_of_others_add_up() -> None:
-    [found] = play(RolloutShape(), Line(max_turns=2, share_team_reward=True), tasks=TASKS[:1])
-    paid = [group.chosen.team_reward for group in found.groups]
+    [trajectory] = play(RolloutShape(), Line(max_turns=2, share_team_reward=True), tasks=TASKS[:1])
+    paid = [group.chosen.team_reward for group in trajectory.groups]
     assert len(set(paid)) > 1
-    late = [group.late_reward for group in found.groups]
+    late = [group.late_reward for group in trajectory.groups]
     assert late == pytest.approx([sum(paid[n + 1 : n + 3]) for n in range(6)])
     # The team's rewards count once for each agent, which has a return of its own.
-    assert not found.cooperative
-    local = sum(group.chosen.local_reward for group in found.groups)
-    assert sum(found.returns.values()) == pytest.approx(3 * sum(paid) + local)
+    assert not trajectory.cooperative
+    local = sum(group.chosen.local_reward for group in trajectory.groups)
+    assert sum(trajectory.returns.values()) == pytest.approx(3 * sum(paid) + local)
 
 
 def test_only_policies_that_learn_fork() -> None:
-    found = play(Full.of(3, "best"), wide=("worker",))
+    trajectories = play(Full.of(3, "best"), wide=("worker",))
     widths = defaultdict(set)
-    for group in in_order(found):
+    for group in in_order(trajectories):
         widths[group.key.role].add(len(group.candidates))
     assert widths == {"planner": {1}, "worker": {3}, "judge": {1}}
-    assert len(found) == 3 * len(TASKS)
+    assert len(trajectories) == 3 * len(TASKS)
 
 
 def test_tokens_of_a_forest_are_counted_once() -> None:
     sampler = Counted(lambda *_: "four")
-    found = play(FORKING[2], sampler=sampler)
-    assert generated_tokens(in_order(found)) == sampler.drawn * 5  # its end is a token, too
+    trajectories = play(FORKING[2], sampler=sampler)
+    assert generated_tokens(in_order(trajectories)) == sampler.drawn * 5  # its end is a token, too
 
 
 def test_the_record_of_a_fork_survives_its_file() -> None:
@@ -304,6 +305,7 @@ class Twice(RolloutShape):
         return Plan(2, forks=True) if move.depth == 1 else Plan()
 
 
+@pytest.mark.slow
 def test_a_shape_of_ones_own_is_played(tmp_path: Path) -> None:
     import pettingllms as pl
 
@@ -356,8 +358,8 @@ class Numbered(Counted):
     def sample(
         self, requests: Sequence[Request], n: int, **settings: Any
     ) -> list[list[Completion]]:
-        found = super().sample(requests, n, **settings)
-        return [[replace(c, text=str(k)) for k, c in enumerate(row)] for row in found]
+        completions = super().sample(requests, n, **settings)
+        return [[replace(c, text=str(k)) for k, c in enumerate(row)] for row in completions]
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.5])
@@ -371,10 +373,10 @@ def test_a_reward_is_discounted_for_each_decision_on_the_way_to_it(gamma: float)
     )
     made = LookAhead(config, gamma=gamma)
     sampler = Numbered(lambda *_: "0")
-    found = play(made.shape(), Branching(max_turns=1), sampler=sampler, tasks=TASKS[:1])
+    trajectories = play(made.shape(), Branching(max_turns=1), sampler=sampler, tasks=TASKS[:1])
     values = {
         (group.prompt, k): value
-        for group in in_order(found)
+        for group in in_order(trajectories)
         for k, value in enumerate(made.values(group))
     }
     nodes = ["", "0", "1", "0 0", "0 1", "1 0"]  # prompts, in the order of the table
@@ -387,7 +389,7 @@ def test_a_probe_discounts_as_the_episode_does() -> None:
     config = resolve(ATGRPOConfig(method="look_ahead", num_generations=2, branch="first"))
     made = LookAhead(config, gamma=0.5)
     sampler = Numbered(lambda *_: "0")
-    found = play(made.shape(), Branching(max_turns=1), sampler=sampler, tasks=TASKS[:1])
-    values = made.values(found[0].groups[0])
+    trajectories = play(made.shape(), Branching(max_turns=1), sampler=sampler, tasks=TASKS[:1])
+    values = made.values(trajectories[0].groups[0])
     # The episode: 0.5 of the mean of (0.1 + half of the mean of 1 and 0) and (0.2 + half of 0).
     assert values == pytest.approx([0.5 * (0.35 + 0.2) / 2, 0.5 * (0.3 + 0.5 * 1.0)])

@@ -50,21 +50,21 @@ def test_advantages_along_the_chain_are_those_of_the_table(name: str) -> None:
     chain = [decision(r, agent=agents[n % 2], parent=n) for n, r in enumerate(rewards)]
     groups = played({0: chain})
     values = torch.tensor(case["inputs"]["values"], dtype=torch.float64)
-    found = chained(groups, values, *GAMMA_LAMBDA[name])
+    advantages = chained(groups, values, *GAMMA_LAMBDA[name])
     expected = case["expected"]
-    assert found.tolist() == pytest.approx(expected["advantage"], abs=1e-6)
+    assert advantages.tolist() == pytest.approx(expected["advantage"], abs=1e-6)
     if "target of the critic" in expected:
-        targets = (found + values).tolist()
+        targets = (advantages + values).tolist()
         assert targets == pytest.approx(expected["target of the critic"], abs=1e-6)
     if "normalised" in expected:
-        assert standardized(found).tolist() == pytest.approx(expected["normalised"], abs=2e-6)
+        assert standardized(advantages).tolist() == pytest.approx(expected["normalised"], abs=2e-6)
 
 
 def test_agents_with_returns_of_their_own_have_chains_of_their_own() -> None:
     game = [decision(r, agent="ab"[n % 2], parent=n) for n, r in enumerate((0.0, 0.0, 1.0, -1.0))]
     groups = played({0: game}, cooperative=False)
-    found = chained(groups, torch.zeros(4, dtype=torch.float64), 1.0, 1.0)
-    assert found.tolist() == [1.0, -1.0, 1.0, -1.0]
+    advantages = chained(groups, torch.zeros(4, dtype=torch.float64), 1.0, 1.0)
+    assert advantages.tolist() == [1.0, -1.0, 1.0, -1.0]
 
 
 def test_an_episode_that_the_limit_on_turns_ended_is_worth_what_would_have_come_next() -> None:
@@ -82,53 +82,56 @@ def test_the_record_has_the_prompt_that_the_limit_on_turns_kept_from_being_answe
     trainer = new_trainer(model, CONFIG)
     trajectories, _ = trainer.train_step()
     assert len(trajectories) == 4
-    for each in trajectories:
-        assert [group.unplayed is None for group in each.groups] == [True, True, True, False]
+    for trajectory in trajectories:
+        assert [group.unplayed is None for group in trajectory.groups] == [True, True, True, False]
         env = letters_env.env(max_turns=2)
-        env.reset(seed=each.task.seed)
-        for group in each.groups:
+        env.reset(seed=trajectory.task.seed)
+        for group in trajectory.groups:
             env.step(group.chosen.completion.text)
         ids = trainer.policies.prompt_ids("writer_0", env.observe("writer_0")["text"])
-        assert each.groups[-1].unplayed == ("writer", ids)
-        read = Trajectory.from_row(json.loads(json.dumps(each.row())))
-        assert [group.unplayed for group in read.groups] == [g.unplayed for g in each.groups]
+        assert trajectory.groups[-1].unplayed == ("writer", ids)
+        read = Trajectory.from_row(json.loads(json.dumps(trajectory.row())))
+        assert [group.unplayed for group in read.groups] == [g.unplayed for g in trajectory.groups]
 
 
 def test_an_episode_that_the_environment_ended_has_no_such_prompt(model: Path) -> None:
     class Ended(letters_env.raw_env):
         def _act(self, state: tuple[str, ...], agent: str, text: str) -> Outcome:
-            found = super()._act(state, agent, text)
+            outcome = super()._act(state, agent, text)
             return dataclasses.replace(
-                found, done=len(state) == 4
+                outcome, done=len(state) == 4
             )  # with the last turn of the last agent
 
     policies = new_trainer(model, CONFIG).policies
     trajectories, _ = ATGRPO(CONFIG, Ended(max_turns=2), policies).train_step()
-    assert all(len(each.groups) == 4 for each in trajectories)
-    assert all(group.unplayed is None for each in trajectories for group in each.groups)
+    assert all(len(trajectory.groups) == 4 for trajectory in trajectories)
+    assert all(group.unplayed is None for trajectory in trajectories for group in trajectory.groups)
 
 
 def test_agents_with_returns_of_their_own_are_cut_where_each_would_have_acted_next() -> None:
     groups = [decision(0.0, agent="ab"[n % 2], parent=n) for n in range(3)]
     cut = {"a": Unplayed("p", (1,)), "b": Unplayed("q", (2,)), "never acted": Unplayed("r", (3,))}
-    own, team = (
-        Trajectory.of(Task("q", 0), 0, groups, early={}, cooperative=shared, unplayed=given)
-        for shared, given in ((False, cut), (True, {"b": cut["b"]}))
+    separate, team = (
+        Trajectory.of(Task("q", 0), 0, groups, early={}, cooperative=shared, unplayed=unplayed)
+        for shared, unplayed in ((False, cut), (True, {"b": cut["b"]}))
     )
-    assert [group.unplayed for group in own.groups] == [None, cut["b"], cut["a"]]
+    assert [group.unplayed for group in separate.groups] == [None, cut["b"], cut["a"]]
     assert [group.unplayed for group in team.groups] == [None, None, cut["b"]]
 
 
 def test_a_tree_asks_for_no_such_prompt(model: Path) -> None:
     trajectories, _ = new_trainer(model).train_step()
-    assert all(group.unplayed is None for each in trajectories for group in each.groups)
+    assert all(group.unplayed is None for trajectory in trajectories for group in trajectory.groups)
 
 
 def test_episodes_have_chains_of_their_own() -> None:
     episodes = {n: [decision(float(n), episode=n, parent=at) for at in range(2)] for n in range(2)}
     groups = played(episodes)
-    found = chained(groups, torch.zeros(4, dtype=torch.float64), 1.0, 1.0)
-    assert {g.key.episode: v for g, v in zip(groups, found.tolist(), strict=True)} == {0: 0, 1: 1}
+    advantages = chained(groups, torch.zeros(4, dtype=torch.float64), 1.0, 1.0)
+    assert {g.key.episode: v for g, v in zip(groups, advantages.tolist(), strict=True)} == {
+        0: 0,
+        1: 1,
+    }
 
 
 def test_a_critic_learns_and_does_not_touch_the_global_generator() -> None:
@@ -164,12 +167,13 @@ def test_features_are_those_of_the_base_whatever_else_is_in_the_batch(model: Pat
         assert torch.equal(state_X, together[ids])
 
 
+@pytest.mark.slow
 def test_a_resumed_critic_and_team_are_those_of_the_uninterrupted_run(
     model: Path, tmp_path: Path
 ) -> None:
     trainer, twin = with_a_resumed_twin(model, CONFIG, tmp_path / "run")
     assert_same(weights(twin), weights(trainer))
-    states = [each.method.state_dict()["0"] for each in (trainer, twin)]
+    states = [learner.method.state_dict()["0"] for learner in (trainer, twin)]
     assert states[0]["fits"] == states[1]["fits"] == 6
     assert_same(states[0]["network"], states[1]["network"])
     unlearned = new_trainer(model, CONFIG)

@@ -65,9 +65,9 @@ def test_a_converted_model_is_found_in_the_cache(packaged, monkeypatch):
 def test_settings_for_smollm2_follow_from_the_environment(monkeypatch):
     for fast, dtype in ((True, "bfloat16"), (False, "auto")):
         monkeypatch.setattr("pettingllms.trainers.presets.fast_bfloat16", lambda fast=fast: fast)
-        own = resolve(ATGRPOConfig(env="read"))
-        assert (own.model, own.dtype, own.embedded) == ("smollm2", dtype, False)
-        assert (own.max_completion_length, own.max_steps, own.temperature) == (12, 40, 0.7)
+        config = resolve(ATGRPOConfig(env="read"))
+        assert (config.model, config.dtype, config.embedded) == ("smollm2", dtype, False)
+        assert (config.max_completion_length, config.max_steps, config.temperature) == (12, 40, 0.7)
     other = resolve(ATGRPOConfig(env="math", model="smollm2", max_steps=3, temperature=1.0))
     assert (other.max_steps, other.temperature) == (3, 1.0)
     assert other.learning_rate == SMALL["learning_rate"]

@@ -105,10 +105,10 @@ def test_vllm_samples_each_role_with_its_own_adapter(folder: Path) -> None:
                 parameter.add_(0.05 * noise)
         policies.publish(name)
     requests, replies = sampled(policies, n=4, max_new_tokens=24)
-    own = differences(policies, requests, replies)
-    assert max(own.values()) < 2 * BF16
+    matched = differences(policies, requests, replies)
+    assert max(matched.values()) < 2 * BF16
     swapped = differences(policies, requests, replies, of="reader")
-    assert swapped["writer"] > 2 * own["writer"]
+    assert swapped["writer"] > 2 * matched["writer"]
     policies.close()
 
 
@@ -135,7 +135,7 @@ def test_packed_rows_attend_as_rows_of_their_own_do(folder: Path) -> None:
         for parameter in parameters:
             parameter.grad = None
     for index, sample in enumerate(samples):
-        ours, rows = (each[index][: len(sample.token_ids)] for each in logprobs)
+        ours, rows = (values[index][: len(sample.token_ids)] for values in logprobs)
         assert (ours - rows).abs().max() < BF16, f"completion {index}"
     assert (gradients[0] - gradients[1]).norm() < 0.05 * gradients[1].norm()
 
@@ -203,11 +203,13 @@ def test_the_peak_of_an_update_is_what_a_dry_run_says(tmp_path: Path, checkpoint
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
     measured = torch.cuda.max_memory_allocated()
-    found: ModelShape = shape_of(config)
+    model_shape: ModelShape = shape_of(config)
     here = Gpu("this", torch.cuda.get_device_properties(0).total_memory / GIB)
     tree = Tree(width=config.num_generations)
     weights, _, update = memory(
-        Workload(config, found, 2, 2, decisions=2, tree=True, gpu=here, rollout=tree)
+        Workload(config, model_shape, 2, 2, decisions=2, tree=True, gpu=here, rollout=tree)
     )
-    said = sum(weights.values()) + sum(update.values())
-    assert said == pytest.approx(measured, rel=0.15), f"{said / GIB:.2f} and {measured / GIB:.2f}"
+    predicted = sum(weights.values()) + sum(update.values())
+    assert predicted == pytest.approx(measured, rel=0.15), (
+        f"{predicted / GIB:.2f} and {measured / GIB:.2f}"
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -56,6 +57,7 @@ def test_what_algebra_shows_to_differ_differs(gold, answer):
     assert not grade(gold, answer).equal
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("gold", "answer"), NOTATION_EQUAL, ids=short)
 def test_one_answer_in_two_notations_is_equal_both_ways(gold, answer):
     assert grade(gold, answer).equal
@@ -156,6 +158,7 @@ def test_a_sign_that_unicode_does_not_assign_is_no_answer():
     assert not grade("5", "\u03a2").equal  # it lies between Rho and Sigma
 
 
+@pytest.mark.slow
 @given(st.one_of(st.text(), ANSWERLIKE, st.lists(PIECES, max_size=30).map("".join)))
 @settings(max_examples=250, deadline=None)
 def test_any_text_is_read_without_exception_and_in_bounded_time(text):
@@ -175,6 +178,19 @@ def test_repeated_pieces_take_bounded_time(pieces, times):
         boxed(text)
         assert not grade("no such thing", text).equal
         read_number(plain(text)) if len(text) < 3000 else None
+
+
+def cpu_seconds(text):
+    started = time.thread_time()
+    plain.__wrapped__(text)
+    return time.thread_time() - started
+
+
+@pytest.mark.parametrize("piece", ["%", r"\percent ", "a ", "{%"])
+def test_reading_takes_time_in_proportion_to_the_text(piece):
+    """Eight times the text took 64 times as long where each sign became a place to look from."""
+    short, long = piece * (400 // len(piece)), piece * (3200 // len(piece))
+    assert min(cpu_seconds(long) for _ in range(3)) < 24 * min(cpu_seconds(short) for _ in range(5))
 
 
 @given(st.fractions(max_denominator=10**6), st.sampled_from(["{0}", "${0}$", "x = {0}", "{0} cm"]))

@@ -39,6 +39,7 @@ def changed(rng, made):
             yield other
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_an_expression_is_what_sympy_prints_and_no_other(seed):
     rng = random.Random(seed)
@@ -55,8 +56,8 @@ def test_an_expression_is_what_sympy_prints_and_no_other(seed):
 def constant(rng):
     """A real number in closed form."""
     root = rng.randint(1, 9) * sympy.sqrt(rng.choice([2, 3, 5, 7]))
-    whole, part = sympy.Integer(rng.randint(-30, 30)), sympy.Rational(rng.randint(-20, 20), 7)
-    return rng.choice([whole, part, root, whole + root, rng.randint(1, 9) * sympy.pi])
+    whole, fraction = sympy.Integer(rng.randint(-30, 30)), sympy.Rational(rng.randint(-20, 20), 7)
+    return rng.choice([whole, fraction, root, whole + root, rng.randint(1, 9) * sympy.pi])
 
 
 COMPOUNDS = [
@@ -94,9 +95,9 @@ def test_an_answer_of_a_published_set_is_itself_in_every_dress_and_nothing_else(
         assert same(gold, answer), answer
     digits = list(re.finditer(r"(?<![a-z_{])[2-8]|(?<=_)[2-8]|(?<=_\{)[2-8]", gold))
     letters = list(re.finditer(r"(?<![a-zA-Z\\])[b-hk-z](?![a-zA-Z])", gold))
-    for found in (*digits[:2], *letters[:1]):
-        other = chr(ord(found[0]) + 1)
-        wrong = gold[: found.start()] + other + gold[found.end() :]
+    for match in (*digits[:2], *letters[:1]):
+        other = chr(ord(match[0]) + 1)
+        wrong = gold[: match.start()] + other + gold[match.end() :]
         if other not in gold:
             assert not same(gold, wrong), wrong
     if gold[0].isdigit() and "," not in gold:

@@ -28,8 +28,8 @@ SLOW = [
 
 def ask(gold, answer):
     """The verdict of SymPy without what it cost."""
-    found = symbolic.symbolic_equal(gold, answer, 6)
-    return Grade(found.equal, found.by, found.note)
+    checked = symbolic.symbolic_equal(gold, answer, 6)
+    return Grade(checked.equal, checked.by, checked.note)
 
 
 @pytest.fixture
@@ -43,6 +43,7 @@ def fresh(monkeypatch):
     symbolic.symbolic_equal.cache_clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("gold", "answer"), SLOW)
 def test_a_pair_that_takes_long_is_ended_and_is_unequal(fresh, gold, answer):
     started = time.monotonic()
@@ -62,6 +63,7 @@ def test_a_killed_process_is_replaced_and_asked_again(fresh):
     assert fresh.process.pid != first.pid
 
 
+@pytest.mark.slow
 def test_a_pair_that_takes_long_is_asked_once(fresh):
     assert ask("x+1", "1+x")[0]
     first = fresh.process
@@ -88,17 +90,17 @@ def test_a_question_that_is_interrupted_leaves_no_reply_for_the_next(fresh):
 
 
 def test_many_threads_get_their_own_verdicts(fresh):
-    found = {}
+    verdicts = {}
 
     def judge(n):
-        found[n] = ask(f"x+{n}", f"{n if n % 2 else n + 1}+x")[0]
+        verdicts[n] = ask(f"x+{n}", f"{n if n % 2 else n + 1}+x")[0]
 
     threads = [threading.Thread(target=judge, args=(n,)) for n in range(20)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == {n: bool(n % 2) for n in range(20)}
+    assert verdicts == {n: bool(n % 2) for n in range(20)}
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -168,6 +170,7 @@ def test_the_exact_path_and_sympy_agree(fresh):
     assert 90 < sum(verdicts) < 210
 
 
+@pytest.mark.slow
 def test_a_list_of_slow_items_takes_no_longer_than_one(fresh):
     slow = "(x+y+z+1)^{6%d} = 3"
     verdict = grade(

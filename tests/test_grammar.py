@@ -84,7 +84,7 @@ def test_no_two_splits_have_a_composition_that_computes_the_same(family):
 
 
 def test_the_parts_of_held_out_compositions_are_known_from_training():
-    known = {
+    trained = {
         (c.family.name, place, p.name)
         for c in COMPOSITIONS["train"]
         for place, p in enumerate(c.parts)
@@ -95,14 +95,14 @@ def test_the_parts_of_held_out_compositions_are_known_from_training():
         for c in COMPOSITIONS[split]
         for place, part in enumerate(c.parts)
     }
-    assert held_out <= known
+    assert held_out <= trained
 
 
 def test_thousands_of_questions_are_never_shared_between_splits():
     questions = {
         split: {coding.generate(seed, split).question for seed in range(1500)} for split in SPLITS
     }
-    assert all(len(found) > 1000 for found in questions.values())
+    assert all(len(texts) > 1000 for texts in questions.values())
     assert len(set().union(*questions.values())) == sum(map(len, questions.values()))
 
 
@@ -111,9 +111,9 @@ def test_a_question_says_every_part_and_the_form_of_the_answer(function):
     for composition in ALL[::23]:
         rng = random.Random(composition.name)
         it = "it" if composition.family.parameters == 2 else "each"
-        said = {composition.question(rng, function=function) for _ in range(12)}
-        assert len(said) > 3
-        for question in said:
+        phrasings = {composition.question(rng, function=function) for _ in range(12)}
+        assert len(phrasings) > 3
+        for question in phrasings:
             assert question.startswith(composition.family.reads[function])
             assert ("return" in question, "print" in question) == (function, not function)
             assert "{" not in question

@@ -21,7 +21,7 @@ def layout(rng, height, width):
 def test_distances_are_those_of_relaxation(rng, size):
     height, width = size
     walls, goal = layout(rng, height, width)
-    found = plan_path.distances(height, width, walls, goal)
+    distances = plan_path.distances(height, width, walls, goal)
     # Another method: repeat "one more than the least neighbour" until nothing changes.
     far = size[0] * size[1]
     expected = {cell: 0 if cell == goal else far for cell in range(far) if cell not in walls}
@@ -36,7 +36,7 @@ def test_distances_are_those_of_relaxation(rng, size):
             if cell != goal and best < expected[cell]:
                 expected[cell], changed = best, True
     for cell in range(far):
-        assert found[cell] == (expected[cell] if expected.get(cell, far) < far else -1)
+        assert distances[cell] == (expected[cell] if expected.get(cell, far) < far else -1)
 
 
 def test_no_layout_is_in_two_splits_however_it_is_turned():

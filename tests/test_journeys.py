@@ -6,6 +6,7 @@ a change needs one more file on a way, another file on it should go.
 
 from __future__ import annotations
 
+import ast
 import json
 import threading
 from collections.abc import Callable
@@ -95,3 +96,14 @@ def test_a_row_passes_at_most_15_files_on_its_way_to_prompt_tokens(
     passed = files_entered(journey)
     assert {"data/rows.py", "envs/coding_text.py", "policies/chat.py"} <= set(passed)
     assert len(passed) <= 15, " ".join(passed)
+
+
+def test_the_algorithm_is_read_with_few_other_files_open() -> None:
+    tree = ast.parse((PACKAGE / "trainers" / "at_grpo.py").read_text())
+    imports = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("pettingllms.")
+    ]
+    assert len(imports) <= 12
+    assert sum(len(node.names) for node in imports) <= 25

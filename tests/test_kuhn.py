@@ -34,8 +34,8 @@ def test_a_mixture_of_strategies_earns_the_mean_of_what_they_earn():
     several = [{s: rng.random() for s in kuhn.uniform()} for _ in range(4)]
     other = {s: rng.random() for s in kuhn.uniform()}
     mixed = kuhn.mean_strategy(several)
-    as_first = sum(kuhn.value(each, other) for each in several) / 4
-    as_second = sum(kuhn.value(other, each) for each in several) / 4
+    as_first = sum(kuhn.value(strategy, other) for strategy in several) / 4
+    as_second = sum(kuhn.value(other, strategy) for strategy in several) / 4
     assert kuhn.value(mixed, other) == pytest.approx(as_first)
     assert kuhn.value(other, mixed) == pytest.approx(as_second)
 

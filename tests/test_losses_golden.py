@@ -34,7 +34,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_loss_and_its_gradient_are_those_of_the_table(name):
     (case,) = (case for case in CASES if case["name"] == name)
-    given, expected = case["inputs"], case["expected"]
+    inputs, expected = case["inputs"], case["expected"]
     options: dict[str, Any] = {
         "epsilon": 0.2,
         "epsilon_high": 0.28,
@@ -42,14 +42,14 @@ def test_a_loss_and_its_gradient_are_those_of_the_table(name):
     } | SETTINGS[name]
     samples = [
         Sample((5,), tuple(range(7, 7 + len(old))), tuple(old), advantage)
-        for old, advantage in zip(given["old logprobs"], given["advantages"], strict=True)
+        for old, advantage in zip(inputs["old logprobs"], inputs["advantages"], strict=True)
     ]
     (batch,) = microbatches(samples, 1 << 20, packed=False)
-    leaves = [torch.tensor(given["logprobs"][i], requires_grad=True) for i in batch.index]
+    leaves = [torch.tensor(inputs["logprobs"][i], requires_grad=True) for i in batch.index]
     logp_BT = torch.nn.utils.rnn.pad_sequence(leaves, batch_first=True)
     config = resolve(ATGRPOConfig(**options))
-    own = PolicyBatch.of(samples)
-    loss = policy_loss(config, own, batch, logp_BT, None, None, LossMeter("p"))
+    policy_batch = PolicyBatch.of(samples)
+    loss = policy_loss(config, policy_batch, batch, logp_BT, None, None, LossMeter("p"))
     assert loss.item() == pytest.approx(expected["loss"], abs=1e-6)
     gradients = dict(zip(batch.index, torch.autograd.grad(loss, leaves), strict=True))
     for i, gradient in enumerate(expected["gradient"]):

@@ -33,19 +33,19 @@ def answer(right: Any, agent: str, turn: int, parent: int, episode: int = 0) -> 
 
 def debate(*rounds: str, episode: int = 0) -> Trajectory:
     """Of `1` (right), `0` (wrong) and `-` (silent) for each agent in each round."""
-    said = [
+    answers = [
         (mark == "1", NAMES[at], turn)
         for turn, marks in enumerate(rounds)
         for at, mark in enumerate(marks)
         if mark != "-"
     ]
-    groups = [answer(*each, parent=n, episode=episode) for n, each in enumerate(said)]
+    groups = [answer(*arguments, parent=n, episode=episode) for n, arguments in enumerate(answers)]
     return Trajectory.of(Task("q", 0), episode, groups, early={}, cooperative=True)
 
 
 def paid(trajectory: Trajectory, **arguments: float) -> list[float]:
-    (found,) = transform(**arguments).credit([trajectory])
-    return [group.chosen.reward for group in found.groups]
+    (credited,) = transform(**arguments).credit([trajectory])
+    return [group.chosen.reward for group in credited.groups]
 
 
 SCORED = [case for name, case in cases("maporl").items() if name != "incentives"]
@@ -71,17 +71,17 @@ def test_a_change_of_mind_is_paid_as_in_the_table(name: str) -> None:
     weights = INCENTIVES["inputs"]["weights"]
     key = "cases (before, after, others before, others after)"
     before, after, others_before, others_after = INCENTIVES["inputs"][key][name]
-    found = others_change(after, others_before, others_after, (weights["b0"], weights["b1"]))
+    reward = others_change(after, others_before, others_after, (weights["b0"], weights["b1"]))
     if before is not None:
-        found += own_change(before, after, others_before, (weights["a0"], weights["a1"]))
-    assert found == pytest.approx(INCENTIVES["expected"][name], abs=1e-6)
+        reward += own_change(before, after, others_before, (weights["a0"], weights["a1"]))
+    assert reward == pytest.approx(INCENTIVES["expected"][name], abs=1e-6)
 
 
 def test_a_debate_is_paid_whole() -> None:
     # Wrong, then right beside two that were right; in the end all are.
-    found = paid(debate("011", "111"), gamma=0.3)
-    assert found[0] == pytest.approx(0.3 / 1.3)
-    assert found[1:] == pytest.approx([1.0] * 5)
+    rewards = paid(debate("011", "111"), gamma=0.3)
+    assert rewards[0] == pytest.approx(0.3 / 1.3)
+    assert rewards[1:] == pytest.approx([1.0] * 5)
     assert paid(debate("011", "111"), gamma=0.0) == [0, 1, 1, 1, 1, 1]
 
 
@@ -105,11 +105,13 @@ def test_silence_is_neither_paid_nor_counted() -> None:
 def test_the_worth_of_an_answer_is_compared_and_not_the_return_of_its_episode() -> None:
     estimator = Method.of(resolve(ATGRPOConfig(env="math", method="maporl", num_generations=2)))
     played = [debate("01", "01", episode=0), debate("10", "10", episode=1)]
-    groups = [group for each in transform(gamma=0.0).credit(played) for group in each.groups]
-    found = torch.tensor(estimator.advantages(groups)).tolist()
+    groups = [
+        group for trajectory in transform(gamma=0.0).credit(played) for group in trajectory.groups
+    ]
+    gains = torch.tensor(estimator.advantages(groups)).tolist()
     # The episodes earned the same, the answers did not.
-    assert [value > 0 for value in found] == [False, True, False, True, True, False, True, False]
-    assert min(abs(value) for value in found) > 0.7
+    assert [value > 0 for value in gains] == [False, True, False, True, True, False, True, False]
+    assert min(abs(value) for value in gains) > 0.7
 
 
 def test_an_environment_that_does_not_judge_answers_is_refused_before_anything_is_loaded() -> None:

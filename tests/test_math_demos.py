@@ -23,8 +23,8 @@ def drawn():
 
     def draw(habit):
         rng = random.Random(f"math demos {habit}")
-        found = [math_demos.demo(rng, habit) for _ in range(1500)]
-        return {role: [d for d in found if d.prompt.startswith(f"{role}\n")] for role in ROLES}
+        sampled = [math_demos.demo(rng, habit) for _ in range(1500)]
+        return {role: [d for d in sampled if d.prompt.startswith(f"{role}\n")] for role in ROLES}
 
     return {"good": draw(0.0), "bad": draw(1.0)}
 
@@ -58,9 +58,9 @@ def answer(role, demo):
 @pytest.mark.parametrize("kind", ["good", "bad"])
 def test_every_demonstration_is_of_a_role_and_can_be_read(drawn, kind):
     assert sum(map(len, drawn[kind].values())) == 1500
-    for role, found in drawn[kind].items():
-        assert len(found) > 70
-        assert all(answer(role, demo) is not None for demo in found)
+    for role, of_role in drawn[kind].items():
+        assert len(of_role) > 70
+        assert all(answer(role, demo) is not None for demo in of_role)
 
 
 @pytest.mark.parametrize("role", ["tool", "reasoner"])
@@ -112,8 +112,8 @@ def test_the_working_is_true(drawn):
 
 @pytest.mark.parametrize("kind", ["good", "bad"])
 def test_no_problem_of_the_other_splits_is_demonstrated(drawn, kind):
-    for found in drawn[kind].values():
-        for demo in found:
+    for of_role in drawn[kind].values():
+        for demo in of_role:
             words = question(demo)
             numbers = list(map(int, re.findall(r"\d+", words)))
             signs = [
@@ -146,8 +146,8 @@ def test_prompts_are_those_of_the_environment():
 
 def test_demonstrations_are_short_and_of_few_words(drawn):
     words = set()
-    for found in (*drawn["good"].values(), *drawn["bad"].values()):
-        for demo in found:
+    for of_role in (*drawn["good"].values(), *drawn["bad"].values()):
+        for demo in of_role:
             prompt, reply = (re.findall(UNITS, text) for text in demo)
             assert len(prompt) < 90
             assert len(reply) < 45

@@ -64,11 +64,11 @@ def step(env, text):
     env.step(text)
     info, after = env.infos[agent], env._state.scores
     earned = info["team_reward"], info["local_reward"]
-    own = after.local[agent]
+    local = after.local[agent]
     assert env.rewards[agent] == env.alpha * earned[0] + earned[1]
-    assert earned == (after.team - before.team, own - before.local.get(agent, 0.0))
+    assert earned == (after.team - before.team, local - before.local.get(agent, 0.0))
     assert after.team == info["success"]
-    return (after.team, own), info
+    return (after.team, local), info
 
 
 # Rewards
@@ -128,8 +128,8 @@ def test_a_tool_without_a_program_earns_no_more_than_one_whose_program_fails(pla
 def test_a_reasoner_earns_its_own_answer_and_the_teams(play, reply, rewards):
     env = play()
     env.step(say(1))
-    found, info = step(env, reply)
-    assert found == rewards
+    scores, info = step(env, reply)
+    assert scores == rewards
     assert (info["parse_error"] is not None) == (rewards[1] < 0)
     assert info["success"] == (rewards[0] == 1.0)
 
@@ -537,12 +537,12 @@ def test_no_program_runs_in_this_process(play):
 def test_candidates_are_run_together_and_cannot_touch_each_other(play):
     calls = []
     env = play()
-    given = env.sandbox
+    original = env.sandbox
 
     class Counting:
         def run(self, programs, cases, **options):
             calls.append(list(programs))
-            return given.run(programs, cases, **options)
+            return original.run(programs, cases, **options)
 
     env.sandbox = Counting()
     spoil = "import builtins\nbuiltins.print = lambda *a: None\nimport sys\nsys.stdout.write('8')"
@@ -584,7 +584,7 @@ HOSTILE = {
     "closed boxes": r"\boxed{" * 70_000 + "}" * 70_000,
     "braces": r"\boxed{" + "{" * 900_000,
     "backticks": "`" * 1_000_000,
-    "fences": "```\n" * 250_000,
+    "fences": "```\n" * 25_000,
     "tower": box("9^{9^{9^9}}"),
     "long number": box("9" * 100_000),
     "deep": box("(" * 400 + ")" * 400),

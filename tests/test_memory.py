@@ -64,6 +64,7 @@ assert share_prompts(MODEL)
 TEXTS = st.lists(st.integers(5, 250), min_size=1, max_size=30).map(tuple)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.lists(TEXTS, min_size=3, max_size=3), min_size=1, max_size=3),
@@ -78,12 +79,12 @@ def test_replies_of_a_remembered_conversation_are_those_of_one_computed_anew(
     prompts: list[tuple[int, ...]] = [() for _ in conversations]
     for turn in range(3):
         prompts = [prompt + new[turn] for prompt, new in zip(prompts, conversations, strict=True)]
-        known: dict[tuple[int, ...], list[Memory]] = {}
+        remembered: dict[tuple[int, ...], list[Memory]] = {}
         for prompt, memory in zip(prompts, memories, strict=True):
-            known.setdefault(prompt, []).append(memory)
+            remembered.setdefault(prompt, []).append(memory)
         seeds = [1000 * turn + k for k in range(len(prompts))]
         anew = generator.generate(MODEL, prompts, n, params, seeds)
-        kept = generator.generate(MODEL, prompts, n, params, seeds, known)
+        kept = generator.generate(MODEL, prompts, n, params, seeds, remembered)
         for one, other in zip(chain(*anew), chain(*kept), strict=True):
             assert one.token_ids == other.token_ids
             assert other.logprobs == pytest.approx(one.logprobs, abs=1e-4)
@@ -92,8 +93,8 @@ def test_replies_of_a_remembered_conversation_are_those_of_one_computed_anew(
 
 
 def asked(policies: PolicySet, policy: str, ids: Sequence[int], memory: Memory) -> Completion:
-    [[found]] = policies.sample([Request(policy, tuple(ids), 7, memory)], 1, max_new_tokens=4)
-    return found
+    [[completion]] = policies.sample([Request(policy, tuple(ids), 7, memory)], 1, max_new_tokens=4)
+    return completion
 
 
 def test_a_prompt_is_computed_from_where_it_parts_from_the_one_before(
@@ -139,12 +140,12 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._policies, name)
 
-    def sample(self, requests: Sequence[Request], n: int, **given: Any) -> Any:
-        found = self._policies.sample(requests, n, **given)
+    def sample(self, requests: Sequence[Request], n: int, **options: Any) -> Any:
+        completions = self._policies.sample(requests, n, **options)
         self.seen.update(request.memory for request in requests if request.memory)
-        kept = {id(each.states): len(each.prompt_ids) for each in self.seen if each.states}
+        kept = {id(memory.states): len(memory.prompt_ids) for memory in self.seen if memory.states}
         self.most = max(self.most, sum(kept.values()))
-        return found
+        return completions
 
 
 def rolled_out(sampler: Any, room: int, tasks: int = 4) -> Any:
@@ -171,11 +172,11 @@ def test_no_more_is_remembered_than_there_is_room_for(folder: Path) -> None:
     texts = [
         [
             c.completion.token_ids
-            for each in found
-            for group in each.groups
+            for trajectory in trajectories
+            for group in trajectory.groups
             for c in group.candidates
         ]
-        for found in records.values()
+        for trajectories in records.values()
     ]
     assert texts[0] == texts[1] == texts[2]
 
@@ -195,6 +196,7 @@ def test_every_episode_and_copy_has_a_memory_of_its_own_and_finished_ones_are_fr
     assert other.memories
 
 
+@pytest.mark.slow
 def test_a_run_of_a_conversation_that_is_resumed_has_the_bytes_of_one_that_was_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

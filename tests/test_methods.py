@@ -34,7 +34,8 @@ NAMES = [name for name in METHODS.own if name not in PARTS]
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_method_sets_what_its_class_says_and_can_be_trained(name):
-    config = resolve(ATGRPOConfig(method=name))
+    needed = {"distill": {"teacher_model": "embedded"}}.get(name, {})
+    config = resolve(ATGRPOConfig(method=name, method_args=needed))
     settings = METHODS.load(name).settings
     assert {field: getattr(config, field) for field in settings} == dict(settings)
     assert Method.of(config).config is config
@@ -189,7 +190,7 @@ def an_episode(*rewards):
     ],
 )
 def test_an_outcome_is_late_where_only_last_decisions_earn(episodes, late):
-    assert outcome_is_late([an_episode(*each) for each in episodes]) is late
+    assert outcome_is_late([an_episode(*rewards) for rewards in episodes]) is late
 
 
 class Heard(Silent):
@@ -200,6 +201,7 @@ class Heard(Silent):
         self.said.append(text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "warned"), [("at_grpo", True), ("grpo", False)])
 def test_a_tree_on_an_outcome_at_the_end_is_warned_about(tmp_path, method, warned):
     heard = Heard()

@@ -57,11 +57,11 @@ CALLS = a_task(
 
 @pytest.mark.parametrize("program", [SUM_OF_EVENS, COUNT_DOWN, LARGEST])
 def test_mutants_compile_and_differ_from_the_program_and_from_each_other(program):
-    found = list(mutants(program))
-    assert len(found) > 4
-    for mutant in found:
+    made = list(mutants(program))
+    assert len(made) > 4
+    for mutant in made:
         compile(mutant, "mutant", "exec")
-    assert len({ast.unparse(ast.parse(text)) for text in (program, *found)}) == len(found) + 1
+    assert len({ast.unparse(ast.parse(text)) for text in (program, *made)}) == len(made) + 1
 
 
 @pytest.mark.parametrize(
@@ -146,9 +146,9 @@ def test_a_reference_that_is_no_python_is_an_error(reference, outputs):
 
 
 def test_programs_that_the_task_brings_are_kept(outputs):
-    own = ("print(0)", "print(int(input()) ** 2)")  # the second one is right on this test
-    task = a_task("print(2 * int(input()))", ("2", "4"), own=own)
-    assert known_wrong(task, outputs) == own
+    programs = ("print(0)", "print(int(input()) ** 2)")  # the second one is right on this test
+    task = a_task("print(2 * int(input()))", ("2", "4"), own=programs)
+    assert known_wrong(task, outputs) == programs
 
 
 def test_a_long_program_is_mutated_in_bounded_time():

@@ -25,23 +25,31 @@ LACKS: dict[str, tuple[dict[str, Any], str]] = {
     "cross_runs": ({"cross_runs": ()}, r"is for programs and tests that judge each other"),
     "rounds": ({"rounds": False}, r"do not act in rounds"),
     "success": ({"success": False}, r"needs to know whether the team succeeded"),
+    "opponents": ({"opponents": False}, r"is for games against an opponent"),
     "calls": ({"caller": ""}, r"is for an agent that calls others"),
+    "privileged": ({"tells": False}, r"tells of none"),
+    "judge": ({"judge": ""}, r"has no judge"),
 }
 ALL = {"reward_parts": 2, "judged_replies": True, "caller": "x", "cross_runs": ("a", "b")}
-ALL |= {"success": True}
+ALL |= {"success": True, "judge": "judge_0"}
 """What an environment says that lacks nothing."""
 
 
 def game(**facts):
     class Lacking(tic_tac_toe_env.env):
         metadata = {**tic_tac_toe_env.env.metadata, **ALL, **facts}  # noqa: RUF012
+        if facts.get("tells", True):  # in a method of its own, not in the metadata
+
+            def privileged_for(self, agent):
+                return f"{agent} should take the middle"
 
     return Lacking
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("need", list(NEEDS))
 def test_methods_that_need_what_is_lacking_are_refused_before_a_model_is_loaded(need):
-    facts, said = LACKS[need]
+    facts, message = LACKS[need]
     refused, named = set(), ""
     names = [name for name in METHODS.own if name not in PARTS]
     for name in names:
@@ -52,7 +60,7 @@ def test_methods_that_need_what_is_lacking_are_refused_before_a_model_is_loaded(
             plan_run(config, env=game(**facts))
         except ConfigError as error:
             # Others are refused for their team, such as a game with one policy.
-            if re.search(said, str(error)):
+            if re.search(message, str(error)):
                 refused.add(name)
                 named = str(error)
     assert refused == {n for n in names if need in METHODS.load(n).needs}

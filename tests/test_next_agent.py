@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+import pytest
 import torch
 
 from pettingllms.policies.loading import load_policies
@@ -13,6 +14,7 @@ from tests import delegating_env
 from tests.tiny_lm import save_tiny
 
 
+@pytest.mark.slow
 def test_two_steps_of_training_where_the_game_decides_who_acts(tmp_path):
     config = ATGRPOConfig(
         env="tests.delegating_env:env",
@@ -34,7 +36,7 @@ def test_two_steps_of_training_where_the_game_decides_who_acts(tmp_path):
     orders = defaultdict(list)
     for _ in range(2):
         trajectories, _ = trainer.train_step()
-        for group in (group for each in trajectories for group in each.groups):
+        for group in (group for trajectory in trajectories for group in trajectory.groups):
             orders[group.key.task].append((group.key.role, group.key.turn))
     calls = {sum(role == "helper" for role, _ in order) for order in orders.values()}
     assert len(calls) > 1

@@ -65,8 +65,8 @@ def trees(leaves: Any) -> list[Trajectory]:
 
     class Numbered(ScriptedSampler):
         def sample(self, requests: Any, n: int, **settings: Any) -> Any:
-            found = super().sample(requests, n, **settings)
-            return [[replace(c, text=str(k)) for k, c in enumerate(row)] for row in found]
+            completions = super().sample(requests, n, **settings)
+            return [[replace(c, text=str(k)) for k, c in enumerate(row)] for row in completions]
 
     sampler: Any = Numbered(lambda *_: "0")
     return play(Full.of(len(leaves), "first"), Tree(leaves), sampler=sampler, tasks=[Task("q", 0)])
@@ -76,22 +76,27 @@ def trees(leaves: Any) -> list[Trajectory]:
 def test_values_and_pairs_are_those_of_the_table(name: str) -> None:
     case = cases("malt")[name]
     expected = case["expected"]
-    found = judged(trees(case["inputs"]["leaves[g][v][r]"]))
-    by_role = {role: [each for each in found if each.group.key.role == role] for role in ROLES}
+    judgements = judged(trees(case["inputs"]["leaves[g][v][r]"]))
+    by_role = {
+        role: [judgement for judgement in judgements if judgement.group.key.role == role]
+        for role in ROLES
+    }
     (first,) = by_role["generator"]
     assert list(first.values.values()) == pytest.approx(expected["generator_values"], abs=1e-6)
-    values = {each.group.prompt: list(each.values.values()) for each in by_role["verifier"]}
+    values = {
+        judgement.group.prompt: list(judgement.values.values()) for judgement in by_role["verifier"]
+    }
     for g, row in enumerate(expected["verifier_values"]):
         assert values[f"verifier_0 after ({g},)"] == pytest.approx(row, abs=1e-6)
     for role in ROLES:
-        assert sum(len(each.pairs) for each in by_role[role]) == expected["counts"][role]
-        assert sum(len(each.good) for each in by_role[role]) == expected["sft"][role]
+        assert sum(len(judgement.pairs) for judgement in by_role[role]) == expected["counts"][role]
+        assert sum(len(judgement.good) for judgement in by_role[role]) == expected["sft"][role]
     pairs = {tuple(map(int, pair)) for pair in first.pairs}
     assert pairs == {tuple(pair) for pair in expected["pairs"]["generator"]}
     verified = {
-        (int(each.group.prompt.partition("(")[2][0]), *map(int, pair))
-        for each in by_role["verifier"]
-        for pair in each.pairs
+        (int(judgement.group.prompt.partition("(")[2][0]), *map(int, pair))
+        for judgement in by_role["verifier"]
+        for pair in judgement.pairs
     }
     assert verified == {tuple(pair) for pair in expected["pairs"]["verifier"]}
 
@@ -99,10 +104,10 @@ def test_values_and_pairs_are_those_of_the_table(name: str) -> None:
 def test_a_full_tree_has_as_many_samples_as_the_table_says() -> None:
     case = cases("malt")["samples of a full tree"]
     n = case["inputs"]["n"]
-    found = trees([[[0] * n] * n] * n)
+    trajectories = trees([[[0] * n] * n] * n)
     counts = dict.fromkeys(ROLES, 0)
-    for each in found:
-        for group in each.groups:
+    for trajectory in trajectories:
+        for group in trajectory.groups:
             counts[group.key.role] += len(group.candidates)
     assert counts == case["expected"]
 
@@ -111,8 +116,8 @@ def run_of(folder: Path, leaves: Any, tasks: int = 1) -> Path:
     folder.mkdir()
     lines = []
     for n in range(tasks):
-        for each in trees(leaves):
-            row = each.row(step=n + 1)
+        for trajectory in trees(leaves):
+            row = trajectory.row(step=n + 1)
             lines.append(json.dumps({**row, "task": f"q{n}"}))
     (folder / "trajectories.jsonl").write_text("\n".join(lines) + "\n")
     return folder
@@ -136,8 +141,8 @@ def test_the_same_text_is_judged_by_the_mean_of_its_values(tmp_path: Path) -> No
                 for candidate in decided["candidates"]:
                     candidate["completion"] = "the same"
     (run / "trajectories.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    found = judged([Trajectory.from_row(line) for line in lines])
-    (first,) = [each for each in found if each.group.key.role == "generator"]
+    judgements = judged([Trajectory.from_row(line) for line in lines])
+    (first,) = [judgement for judgement in judgements if judgement.group.key.role == "generator"]
     assert first.values == {"the same": pytest.approx(4 / 9)}
     assert not first.pairs
     assert not first.good
@@ -148,15 +153,15 @@ def test_one_command_writes_both_formats_for_every_policy(
 ) -> None:
     run, out = run_of(tmp_path / "run", LEAVES, tasks=2), tmp_path / "out"
     assert main(["pairs", str(run), "--out", str(out)]) == 0
-    said = capsys.readouterr().out
-    assert said.count("pairs") == len(list(out.iterdir()))
-    pairs = [row for each in sorted(out.iterdir()) for row in rows(each / PAIRS)]
+    output = capsys.readouterr().out
+    assert output.count("pairs") == len(list(out.iterdir()))
+    pairs = [row for folder in sorted(out.iterdir()) for row in rows(folder / PAIRS)]
     assert len(pairs) == 2 * (2 + 2 + 4)
     for row in pairs:
         assert [turn["role"] for turn in row["prompt"]] == ["user"]
         assert row["chosen"] != row["rejected"]
         assert row["chosen"][0]["role"] == row["rejected"][0]["role"] == "assistant"
-    good = [row for each in sorted(out.iterdir()) for row in rows(each / SFT)]
+    good = [row for folder in sorted(out.iterdir()) for row in rows(folder / SFT)]
     assert len(good) == 2 * (1 + 4 + 12)
     assert set(good[0]) == {"prompt", "completion", "prompt_ids", "completion_ids"}
     assert set(pairs[0]) - set(good[0]) == {"chosen", "rejected", "chosen_ids", "rejected_ids"}
@@ -166,9 +171,9 @@ def test_one_command_writes_both_formats_for_every_policy(
 
 def test_no_task_dominates(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", LEAVES, tasks=2)
-    found = write_pairs(run, tmp_path / "few", most=1)
-    assert all(pairs == 2 for pairs, _ in found.values())
-    assert write_pairs(run, tmp_path / "again", most=1) == found
+    counts = write_pairs(run, tmp_path / "few", most=1)
+    assert all(pairs == 2 for pairs, _ in counts.values())
+    assert write_pairs(run, tmp_path / "again", most=1) == counts
     for file in sorted((tmp_path / "few").rglob("*.jsonl")):
         twin = tmp_path / "again" / file.relative_to(tmp_path / "few")
         assert twin.read_bytes() == file.read_bytes()
@@ -226,12 +231,13 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [row] = [r for r in rows(summary.folder / "metrics.jsonl") if r["kind"] == "train"]
     assert row["planner/groups"] > 2
     assert "planner/loss" not in row, "what trains nothing computes no gradient"
-    found = write_pairs(summary.folder, folder / "out")
-    assert set(found) == {"tool", "planner"}
-    assert found["planner"][0] > 2
+    counts = write_pairs(summary.folder, folder / "out")
+    assert set(counts) == {"tool", "planner"}
+    assert counts["planner"][0] > 2
     return folder / "out"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"
 )

@@ -20,20 +20,20 @@ from pettingllms.statistics import Estimate
 
 def inconsistencies(experiment: experiments.Experiment, result: dict) -> list[str]:
     """What does not hold of a published result; all experiments are held to the same."""
-    runs, found = result["runs"], []
+    runs, faults = result["runs"], []
     if experiment.verdict(runs) != result["verdict"]:
-        found.append("the verdict is not that of the runs")
+        faults.append("the verdict is not that of the runs")
     arms = {(run["env"], run["arm"]) for run in runs}
     seeds = {tuple(run["seed"] for run in evidence.chosen(runs, *arm)) for arm in arms}
     if len(seeds) != 1 or len(set(next(iter(seeds)))) < 3:
-        found.append("the arms do not have the same seeds, at least three")
+        faults.append("the arms do not have the same seeds, at least three")
     if {len(run["tasks"]) for run in runs} != {result["settings"]["tasks"]}:
-        found.append("not every arm played all tasks")
+        faults.append("not every arm played all tasks")
     for run in runs:
         budget = result["settings"]["tokens"][run["env"]]
         if "tokens" in run and not budget <= run["tokens"] <= 1.25 * budget:
-            found.append(f"{run['env']}, {run['arm']} did not generate its tokens")
-    return found
+            faults.append(f"{run['env']}, {run['arm']} did not generate its tokens")
+    return faults
 
 
 def a_result(name: str) -> dict:
@@ -184,8 +184,8 @@ def test_no_published_interval_is_a_point(values):
     ],
 )
 def test_a_claim_is_judged_by_the_whole_interval(found, least, word):
-    said = evidence.judged("It helps", {"math": found}, least)
-    assert said.startswith(f"It helps: {word} in math ({found.mean:+.2f} [")
+    claim = evidence.judged("It helps", {"math": found}, least)
+    assert claim.startswith(f"It helps: {word} in math ({found.mean:+.2f} [")
 
 
 # ------------------------------------------------------------------------------------ the runs
@@ -200,9 +200,9 @@ def test_publishing_one_environment_keeps_what_is_published_of_the_others(tmp_pa
     (tmp_path / "results").mkdir()
     runs = a_result("methods")["runs"]
     for env, tokens in (("plan_path", "100"), ("search", "90"), ("plan_path", "110")):
-        own = [run for run in runs if run["env"] == env]
+        env_runs = [run for run in runs if run["env"] == env]
         lab = a_lab("--envs", env, "--tokens", tokens, "--tasks", "40")
-        lab.publish("methods", EXPERIMENTS["methods"], own)
+        lab.publish("methods", EXPERIMENTS["methods"], env_runs)
     result = json.loads((tmp_path / "results" / "methods.json").read_text())
     assert result["settings"]["tokens"] == {"search": 90, "plan_path": 110}
     kept = [run for run in runs if run["env"] in ("plan_path", "search")]

@@ -46,12 +46,12 @@ def test_the_last_list_of_moves_is_found(text, moves):
 
 @pytest.mark.parametrize("text", ["", "right", "R, U", "[", "]", "[jump]", "[R, jump, U]", "####"])
 def test_what_is_no_list_of_moves_is_refused_with_a_reason(text):
-    found = parse_moves(text)
+    parsed = parse_moves(text)
     if text == "####":
-        assert found == ()
+        assert parsed == ()
     else:
-        assert isinstance(found, ParseError)
-        assert found.why
+        assert isinstance(parsed, ParseError)
+        assert parsed.why
 
 
 @given(MOVES, st.text(alphabet="abc ,.\n!"), st.text(alphabet="abc ,.\n!"))
@@ -71,8 +71,8 @@ def test_every_way_to_write_a_list_means_the_same(moves, before, after):
 
 @given(st.text())
 def test_no_text_raises(text):
-    for found in (last_list(text), parse_moves(text), parse_moves(f"[{text}]")):
-        assert isinstance(found, str | tuple)
+    for parsed in (last_list(text), parse_moves(text), parse_moves(f"[{text}]")):
+        assert isinstance(parsed, str | tuple)
 
 
 @pytest.mark.parametrize(
@@ -137,9 +137,9 @@ def test_a_hostile_megabyte_is_read_in_milliseconds(text):
     ],
 )
 def test_a_list_that_is_not_understood_is_never_read_as_other_moves(text):
-    found = parse_moves(text)
-    assert isinstance(found, ParseError)
-    assert found.why
+    parsed = parse_moves(text)
+    assert isinstance(parsed, ParseError)
+    assert parsed.why
 
 
 def test_a_list_beyond_the_limit_is_cut():

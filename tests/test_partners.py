@@ -75,9 +75,11 @@ def settings(stub: Stub, model: Path, out: Path, **changes: Any) -> ATGRPOConfig
 
 
 def evaluated(stub: Stub, policies: str | None, out: Path | None = None, **more: Any) -> EvalResult:
-    given = {"env": "tests.letters_env:env", "limit": 2, "max_completion_length": 6, **more}
+    options = {"env": "tests.letters_env:env", "limit": 2, "max_completion_length": 6, **more}
     where = None if out is None else str(out)
-    return run_evaluation(EvalConfig.of(policies=policies, api_base=stub.base, out=where, **given))
+    return run_evaluation(
+        EvalConfig.of(policies=policies, api_base=stub.base, out=where, **options)
+    )
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -95,16 +97,17 @@ def test_a_frozen_partner_plays_and_nothing_of_it_is_trained_or_kept(stub, model
     assert not any(name.startswith("api:") for name in row)
     for episode in rows(run / "trajectories.jsonl"):
         for decision in episode["decisions"]:
-            own = decision["role"] == "writer"
-            assert decision["policy"] == ("mine" if own else "api:theirs")
-            assert len(decision["candidates"]) == (4 if own else 1)
+            learns = decision["role"] == "writer"
+            assert decision["policy"] == ("mine" if learns else "api:theirs")
+            assert len(decision["candidates"]) == (4 if learns else 1)
             for candidate in decision["candidates"]:
-                assert bool(candidate["token_ids"]) == own
-                assert own or candidate["advantage"] is None
+                assert bool(candidate["token_ids"]) == learns
+                assert learns or candidate["advantage"] is None
     assert {body["model"] for body in stub.bodies} == {"theirs"}
     assert read_config(run).policies == "writer=mine,reader=api:theirs"
 
 
+@pytest.mark.slow
 def test_a_run_that_its_endpoint_stopped_ends_as_one_that_went_through_and_pays_once(
     stub, model, tmp_path
 ):
@@ -119,8 +122,8 @@ def test_a_run_that_its_endpoint_stopped_ends_as_one_that_went_through_and_pays_
     assert len(stub.bodies) == paid + 1
     for name in ("adapters/mine/adapter_model.safetensors", "trajectories.jsonl"):
         assert filecmp.cmp(whole / name, again / name, shallow=False)
-    found = {row["key"]: row["text"] for row in rows(again / "samples.jsonl")}
-    assert found == {row["key"]: row["text"] for row in rows(whole / "samples.jsonl")}
+    texts = {row["key"]: row["text"] for row in rows(again / "samples.jsonl")}
+    assert texts == {row["key"]: row["text"] for row in rows(whole / "samples.jsonl")}
 
 
 def test_a_budget_stops_a_run_and_a_larger_one_in_its_config_goes_on(stub, model, tmp_path):
@@ -132,6 +135,7 @@ def test_a_budget_stops_a_run_and_a_larger_one_in_its_config_goes_on(stub, model
     assert train(resume=tmp_path / "run").finished
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["grpo", "dr_mas", "look_ahead"])
 def test_every_kind_of_estimator_takes_a_partner(stub, model, tmp_path, method):
     config = settings(stub, model, tmp_path / "run", method=method, max_steps=1)
@@ -164,7 +168,7 @@ def test_answers_without_a_text_are_counted_and_shown_and_end_nothing(stub, tmp_
     assert writer.startswith("api: the model of writer refused ")
     assert json.loads((tmp_path / "results.json").read_text())["warnings"] == [writer, reader]
     record = rows(tmp_path / "trajectories.jsonl")[0]
-    assert all(each["refused"] for each in record["decisions"][0]["candidates"])
+    assert all(candidate["refused"] for candidate in record["decisions"][0]["candidates"])
     stub.text = said
     assert "writer/refused" not in evaluated(stub, "api:willing").main.scores
 
@@ -183,6 +187,7 @@ def test_each_role_may_have_a_model_of_its_own_and_roles_may_exchange_them(stub)
     assert asked == {("A", "writer"), ("B", "reader"), ("B", "writer"), ("A", "reader")}
 
 
+@pytest.mark.slow
 def test_a_partner_takes_the_place_of_a_trained_role(stub, model, tmp_path):
     run = train(settings(stub, model, tmp_path / "run", max_steps=1)).folder
     stub.bodies.clear()
@@ -216,6 +221,7 @@ def test_a_prompt_beyond_the_context_of_the_model_here_is_no_matter_to_a_partner
     assert len(episode.groups) == 2
 
 
+@pytest.mark.slow
 def test_a_team_behind_our_own_server_answers_as_the_team_itself(tmp_path, key):
     run = trained(tmp_path, "tests.asked_env:env")
     roles = {"writer": "writer", "reader": "reader"}
@@ -242,15 +248,16 @@ def test_a_team_behind_our_own_server_answers_as_the_team_itself(tmp_path, key):
     assert len(paid) == len(rows(tmp_path / "out" / "samples.jsonl"))
 
 
+@pytest.mark.slow
 def test_a_trained_role_is_served_without_its_partner(stub, model, tmp_path):
     config = settings(stub, model, tmp_path / "run", env="tests.asked_env:env", max_steps=1)
     run = train(config).folder
     stub.bodies.clear()
     with (
-        serving(run, "--backend", "transformers") as (base, key),
+        serving(run, "--sampler", "transformers") as (base, key),
         openai.OpenAI(base_url=base, api_key=key, max_retries=0) as client,
     ):
-        assert [each.id for each in client.models.list()] == ["writer"]
+        assert [entry.id for entry in client.models.list()] == ["writer"]
         asked: Any = [{"role": "user", "content": "hello"}]
         chat = client.chat.completions.create(model="writer", messages=asked, max_tokens=4)
         assert chat.usage is not None
@@ -273,6 +280,7 @@ def said_in(episodes):
 # ------------------------------------------------------------------------------------ the key
 
 
+@pytest.mark.slow
 def test_the_key_is_in_no_file_log_or_error(
     stub, model, tmp_path, key, caplog, capsys, monkeypatch
 ):
@@ -281,7 +289,7 @@ def test_the_key_is_in_no_file_log_or_error(
     stub.text = lambda body: f"your header was: Bearer {KEY} <- and you?"
     stub.misbehave = lambda handler, number: number == 2 and handler.fail(500, f"what is {KEY}")
     run = train(settings(stub, model, tmp_path / "run", api_key_file=str(key), max_steps=1)).folder
-    assert any(KEY in str(each) for each in stub.keys)
+    assert any(KEY in str(sent) for sent in stub.keys)
     words = ["--adapters", str(run), "--limit", "2", "--out", "eval"]
     assert eval_command.main(words) == 0
     stub.misbehave = lambda handler, number: handler.fail(403, f"no rights for {KEY}")

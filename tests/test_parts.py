@@ -32,14 +32,16 @@ def test_shuffled_words_belong_to_the_prompt_of_another_task():
         Request(policy, script.prompt_ids(policy, task), 0)
         for task, policy in (("a", "tool"), ("b", "tool"), ("c", "planner"), ("d", "tool"))
     ]
-    found = shuffled.sample(requests, 1, max_new_tokens=50)
-    assert [each.text for (each,) in found] == [
+    completions = shuffled.sample(requests, 1, max_new_tokens=50)
+    assert [completion.text for (completion,) in completions] == [
         "tool to b",
         "tool to d",
         "planner to c",
         "tool to a",
     ]
-    assert [each.prompt_ids for (each,) in found] == [request.prompt_ids for request in requests]
+    assert [completion.prompt_ids for (completion,) in completions] == [
+        request.prompt_ids for request in requests
+    ]
     assert shuffled.policy_for("tool") == "tool"
 
 
@@ -74,13 +76,14 @@ def test_another_base_is_trained_with_the_settings_of_the_base_of_parts(name):
     words = words_of(parts.settings(name) | {"env": story.env, "model": "elsewhere"})
     config = train.parse(words).config
     assert config is not None
-    own, shipped = (
-        vars(resolve(each))
-        for each in (config, ATGRPOConfig(env=story.env, model="embedded:parts"))
+    settings, shipped = (
+        vars(resolve(unresolved))
+        for unresolved in (config, ATGRPOConfig(env=story.env, model="embedded:parts"))
     )
-    assert {key for key in own if own[key] != shipped[key]} == {"model", *story.own}
+    assert {key for key in settings if settings[key] != shipped[key]} == {"model", *story.own}
 
 
+@pytest.mark.slow
 def test_a_team_on_the_base_of_parts_is_trained_and_evaluated_from_its_name(tmp_path):
     run = tmp_path / "run"
     words = "--env plan_path --model embedded:parts --max-steps 2 --eval-steps 0"
@@ -130,6 +133,7 @@ def test_every_source_of_every_recipe_draws_demonstrations(recipe, source):
         assert all(demo.prompt and demo.reply for demo in drawn)
 
 
+@pytest.mark.slow
 def test_a_run_that_names_no_model_says_which_one_its_environment_trains(tmp_path):
     run = tmp_path / "run"
     words = "--env plan_path --max-steps 1 --eval-steps 0 --tasks-per-step 2 --num-generations 2"

@@ -27,7 +27,7 @@ def run(pace: float, success: float) -> dict:
         }
         for step in range(1, 11)
     ]
-    parts = {f"{part}_cpu_seconds": 10 * pace for part in ("sampling", "updating", "training")}
+    parts = {f"{phase}_cpu_seconds": 10 * pace for phase in ("sampling", "updating", "training")}
     return {
         "tokens": 1000,
         "start_mib": 500.0,

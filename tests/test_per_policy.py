@@ -31,14 +31,15 @@ def trained(folder: Path, **settings: Any) -> dict[str, bytes]:
     return {path.parent.name: path.read_bytes() for path in files}
 
 
+@pytest.mark.slow
 def test_a_policy_with_a_rate_of_its_own_learns_at_it_and_the_others_as_before(
     tmp_path: Path,
 ) -> None:
     still = trained(tmp_path / "still", learning_rate=0.0)
     plain = trained(tmp_path / "plain")
     assert not still.items() & plain.items()
-    own = trained(tmp_path / "own", policy_settings={"tool": {"learning_rate": 0.0}})
-    assert own == {"tool": still["tool"], "planner": plain["planner"]}
+    frozen = trained(tmp_path / "own", policy_settings={"tool": {"learning_rate": 0.0}})
+    assert frozen == {"tool": still["tool"], "planner": plain["planner"]}
 
 
 def test_settings_that_follow_from_others_follow_those_of_the_policy() -> None:
@@ -67,9 +68,9 @@ def test_settings_that_follow_from_others_follow_those_of_the_policy() -> None:
 def test_what_cannot_be_a_policys_own_is_refused_before_a_model_is_loaded(
     own: dict[str, Any], message: str
 ) -> None:
-    given: Any = own
+    settings: Any = own
     with pytest.raises(ConfigError, match=message):
-        plan_run(ATGRPOConfig(env="coding", policy_settings=given))
+        plan_run(ATGRPOConfig(env="coding", policy_settings=settings))
 
 
 def test_every_setting_that_may_differ_is_one() -> None:

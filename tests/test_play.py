@@ -32,6 +32,7 @@ def a_config(method: str = "at_grpo") -> ResolvedConfig:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["at_grpo", "grpo"])
 def test_shards_played_alone_in_any_order_and_twice_are_those_of_the_step(method, tmp_path):
     torch.set_num_threads(1)
@@ -47,5 +48,5 @@ def test_shards_played_alone_in_any_order_and_twice_are_those_of_the_step(method
         for number, shard in random.Random(0).sample([*enumerate(shards(config, tasks))] * 2, 6):
             played = player.play(3, shard, trainer.casting, Clock())
             assert parts.setdefault(number, played) == played
-        assert [each for number in range(3) for each in parts[number]] == whole
+        assert [trajectory for number in range(3) for trajectory in parts[number]] == whole
         assert player.play(4, tasks, trainer.casting, Clock()) != whole

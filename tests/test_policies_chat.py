@@ -206,10 +206,10 @@ def test_no_text_of_a_conversation_opens_or_closes_a_turn(name: str) -> None:
     assert [n for n in hostile if n in marks] == [n for n in harmless if n in marks]
     shown = tokenizer.decode(list(harmless))
     assert "add" in shown
-    said = tokenizer.decode(list(hostile))
+    decoded = tokenizer.decode(list(hostile))
     for mark in ("<tool_response>", "</tool_response>", "</think>"):
         # Five of the seven texts are the program's own or the role's; users' and tools' have none.
-        assert said.count(mark) <= shown.count(mark) + 5
+        assert decoded.count(mark) <= shown.count(mark) + 5
 
 
 def test_tools_are_refused_where_a_template_has_no_place_for_them() -> None:
@@ -253,9 +253,9 @@ def test_native_calls_of_tools_are_read(name: str, written: str, arguments: list
     more = {"gemma4": GEMMA_MARKS, "gptoss": ("<|constrain|>", "<|call|>", "<|return|>")}[name]
     tokenizer.add_tokens([AddedToken(mark, special=True) for mark in (*MARKS[name], *more)])
     chat = Chat(tokenizer, (0,))
-    said = without_thought(chat.reply(chat.decode(tokenizer.encode(written))))
-    assert said is not None
-    assert read_calls(said)[1] == [("add", expected) for expected in arguments]
+    reply = without_thought(chat.reply(chat.decode(tokenizer.encode(written))))
+    assert reply is not None
+    assert read_calls(reply)[1] == [("add", expected) for expected in arguments]
 
 
 @pytest.mark.parametrize("name", ["gemma4", "gptoss"])

@@ -43,7 +43,7 @@ def sharing_model(**changes):
 def by_sample(model, samples, limit, *, packed, temperature=1.0):
     """Log-probabilities and entropies of every sample, and the gradient of their weighted sum."""
     model.zero_grad()
-    found: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    by_index: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     for batch in microbatches(samples, limit, packed=packed):
         logprobs, entropy = batch_logprobs(
             model, batch, temperature=temperature, entropy=True, entropy_grad=True
@@ -52,11 +52,11 @@ def by_sample(model, samples, limit, *, packed, temperature=1.0):
         (logprobs.sin() + 0.1 * entropy**2).sum().backward()
         for row, index in enumerate(batch.index):
             length = len(samples[index].token_ids)
-            assert index not in found
-            found[index] = (logprobs[row, :length].detach(), entropy[row, :length].detach())
+            assert index not in by_index
+            by_index[index] = (logprobs[row, :length].detach(), entropy[row, :length].detach())
             assert not logprobs[row, length:].any()
     grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
-    return [found[index] for index in range(len(samples))], grads
+    return [by_index[index] for index in range(len(samples))], grads
 
 
 def one_by_one(model, sample, temperature=1.0):
@@ -76,8 +76,8 @@ def one_by_one(model, sample, temperature=1.0):
 @pytest.mark.parametrize("kv_heads", [1, 4])
 def test_batches_give_the_numbers_of_single_sequences(packed, limit, kv_heads):
     model = sharing_model(num_key_value_heads=kv_heads)
-    found, _ = by_sample(model, MIXED, limit, packed=packed, temperature=0.7)
-    for sample, (logprobs, entropy) in zip(MIXED, found, strict=True):
+    scored, _ = by_sample(model, MIXED, limit, packed=packed, temperature=0.7)
+    for sample, (logprobs, entropy) in zip(MIXED, scored, strict=True):
         expected = one_by_one(model, sample, 0.7)
         torch.testing.assert_close(logprobs, expected[0], atol=2e-5, rtol=0)
         torch.testing.assert_close(entropy, expected[1], atol=2e-5, rtol=1e-5)
@@ -101,13 +101,14 @@ alike_at_first = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(alike_at_first, st.integers(1, 40))
 def test_completions_that_begin_alike_have_the_numbers_of_single_sequences(pairs, limit):
     model = sharing_model()
     samples = [a_sample(prompt, reply) for prompt, reply in pairs]
-    found, _ = by_sample(model, samples, limit, packed=True)
-    for sample, (logprobs, _) in zip(samples, found, strict=True):
+    scored, _ = by_sample(model, samples, limit, packed=True)
+    for sample, (logprobs, _) in zip(samples, scored, strict=True):
         torch.testing.assert_close(logprobs, one_by_one(model, sample)[0], atol=2e-5, rtol=0)
 
 
@@ -124,7 +125,7 @@ def test_what_completions_begin_with_in_common_is_computed_once():
     (batch,) = microbatches(samples, 1000, packed=True)
     model, computed = sharing_model(), []
     model.get_input_embeddings().register_forward_hook(
-        lambda module, given, found: computed.append(given[0].numel())
+        lambda module, inputs, output: computed.append(inputs[0].numel())
     )
     batch_logprobs(model, batch)
     assert computed == [batch.tokens] == [3 + 3 + 4 + 2]
@@ -170,8 +171,8 @@ CONVERSATIONS = {
 def test_turns_that_continue_each_other_have_the_numbers_of_single_sequences(samples, limit):
     model = sharing_model()
     shuffled = [samples[index] for index in torch.randperm(len(samples)).tolist()]
-    found, packed = by_sample(model, shuffled, limit, packed=True)
-    for sample, (logprobs, entropy) in zip(shuffled, found, strict=True):
+    scored, packed = by_sample(model, shuffled, limit, packed=True)
+    for sample, (logprobs, entropy) in zip(shuffled, scored, strict=True):
         expected = one_by_one(model, sample)
         torch.testing.assert_close(logprobs, expected[0], atol=2e-5, rtol=0)
         torch.testing.assert_close(entropy, expected[1], atol=2e-5, rtol=1e-5)
@@ -232,6 +233,7 @@ mixes = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(mixes)
 @example([(2, [1, 1, 1, 374])])
@@ -271,7 +273,7 @@ def test_long_and_short_completions_are_padded_apart():
     layout = PackedLayout(packed.prompts, packed.completions, torch.device("cpu"))
     tokens = 8 * 30 + 63 * 16 + 2064
     assert batch.tokens == tokens
-    assert sum(row.width for part in layout._padded[0] for row in part.rows) <= 1.05 * tokens
+    assert sum(row.width for group in layout._padded[0] for row in group.rows) <= 1.05 * tokens
 
 
 @settings(max_examples=100)
@@ -386,8 +388,8 @@ def test_a_model_of_another_family_is_tried_and_used():
     config = GPT2Config(vocab_size=64, n_embd=16, n_layer=2, n_head=2, n_positions=64)
     model = GPT2LMHeadModel(config).eval()
     assert share_prompts(model)
-    found, _ = by_sample(model, MIXED, 1000, packed=True)
-    for sample, (logprobs, _) in zip(MIXED, found, strict=True):
+    scored, _ = by_sample(model, MIXED, 1000, packed=True)
+    for sample, (logprobs, _) in zip(MIXED, scored, strict=True):
         torch.testing.assert_close(logprobs, one_by_one(model, sample)[0], atol=2e-5, rtol=0)
 
 
@@ -406,20 +408,20 @@ def test_a_model_that_a_trial_shows_to_differ_keeps_its_own(caplog):
 
 
 def test_a_model_set_to_shared_prompts_still_works_without_them():
-    own: Any = tiny_model(seed=2)
+    plain: Any = tiny_model(seed=2)
     sharing: Any = sharing_model()
     ids = torch.tensor([[1, 2, 3, 4], [0, 0, 5, 6]])
     mask = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
     with torch.no_grad():
-        assert torch.equal(own(ids, attention_mask=mask).logits, sharing(ids, mask).logits)
+        assert torch.equal(plain(ids, attention_mask=mask).logits, sharing(ids, mask).logits)
         kwargs = {"attention_mask": mask, "max_new_tokens": 5, "do_sample": False}
-        assert torch.equal(own.generate(ids, **kwargs), sharing.generate(ids, **kwargs))
+        assert torch.equal(plain.generate(ids, **kwargs), sharing.generate(ids, **kwargs))
 
 
 def test_a_token_after_the_same_text_is_scored_once():
     same, other = (5, 6, 7, 2), (5, 6, 8, 2)
     samples = [a_sample((3, 4), reply) for reply in (same, other, same)]
     (batch,) = microbatches(samples, 1000, packed=True)
-    found = predictions(sharing_model(), batch)
-    assert len(found.of_M) == 12
-    assert len(found.ids_P) == 6, "5, 6, then 7 and 8, and the end after each"
+    predicted = predictions(sharing_model(), batch)
+    assert len(predicted.of_M) == 12
+    assert len(predicted.ids_P) == 6, "5, 6, then 7 and 8, and the end after each"

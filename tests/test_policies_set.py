@@ -91,10 +91,10 @@ def test_policies_differ_once_they_have_learned(policies):
     stir(policies, "tester", seed=1)
     replies = sample(policies)
     batch = policies.microbatches("a", samples_of(replies, policies, "a"), 10_000)[0]
-    own, other = (policies.logprobs(policy, batch)[0] for policy in ("a", "tester"))
+    learned, other = (policies.logprobs(policy, batch)[0] for policy in ("a", "tester"))
     base = policies.reference_logprobs("a", batch)
-    assert (own - other).abs().max() > 0.01
-    assert (own - base).abs().max() > 0.01
+    assert (learned - other).abs().max() > 0.01
+    assert (learned - base).abs().max() > 0.01
 
 
 def test_an_update_moves_its_own_policy_and_nothing_else(policies):

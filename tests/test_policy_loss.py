@@ -75,8 +75,8 @@ def loss_of(config, samples=REPLIES, origin=(0, 1), limit=1 << 20):
     ],
 )
 def test_the_loss_is_what_pencil_and_paper_give(options, loss, gradient):
-    found, grads, metrics = loss_of(a_config(**options))
-    assert found == pytest.approx(loss, abs=1e-6)
+    computed, grads, metrics = loss_of(a_config(**options))
+    assert computed == pytest.approx(loss, abs=1e-6)
     assert grads == pytest.approx(gradient, abs=1e-6)
     assert metrics["loss"] == pytest.approx(loss, abs=1e-6)
 
@@ -97,18 +97,18 @@ def test_the_loss_is_what_pencil_and_paper_give(options, loss, gradient):
 def test_a_sampler_that_drifts_is_corrected_within_bounds_as_in_trl(mode, low, weights):
     names = {"correction": True, "mode": mode, "clip_min": low}
     config = a_config(**{f"vllm_importance_sampling_{name}": v for name, v in names.items()})
-    found, gradient, _ = loss_of(config)
+    loss, gradient, _ = loss_of(config)
     # The ratio to the trainer's own log-probabilities is 1: a token's part is -weight * advantage.
     parts = [-w * a / 3 for w, a in zip(weights, (2, 2, -1), strict=True)]
-    assert found == pytest.approx(sum(parts), abs=1e-6)
+    assert loss == pytest.approx(sum(parts), abs=1e-6)
     assert gradient == pytest.approx(parts, abs=1e-6)
 
 
 def test_the_kl_term_is_weighed_by_the_ratio():
     plain, penalised = loss_of(a_config()), loss_of(a_config(beta=0.1))
-    each = 2 - math.log(2) - 1  # k3 of a reference at twice the probability
-    assert penalised[0] - plain[0] == pytest.approx(0.1 * (1.5 + 0.5 + 4) * each / 3, abs=1e-6)
-    assert penalised[2]["kl"] == pytest.approx((1.5 + 0.5 + 4) * each / 3, abs=1e-6)
+    kl = 2 - math.log(2) - 1  # k3 of a reference at twice the probability
+    assert penalised[0] - plain[0] == pytest.approx(0.1 * (1.5 + 0.5 + 4) * kl / 3, abs=1e-6)
+    assert penalised[2]["kl"] == pytest.approx((1.5 + 0.5 + 4) * kl / 3, abs=1e-6)
     # The derivative of ratio * k3: ratio * (k3 + 1 - 2) = -ratio * log(2), that of the reverse KL.
     added = [with_kl - without for with_kl, without in zip(penalised[1], plain[1], strict=True)]
     expected = [-0.1 * ratio * math.log(2) / 3 for ratio in (1.5, 0.5, 4)]

@@ -28,17 +28,17 @@ def test_a_probe_plays_a_first_step_and_counts_replies_by_role_and_temperature(t
     )
     before = policies.state("writer")
     env = GradedEnv(silent="reader_0")
-    found = probe(config, env, policies, 5, temperatures=(0.7, 2.0))
-    assert list(found) == [0.7, 2.0]
-    for roles in found.values():
+    shares = probe(config, env, policies, 5, temperatures=(0.7, 2.0))
+    assert list(shares) == [0.7, 2.0]
+    for roles in shares.values():
         assert list(roles) == ["writer", "reader"]
-        assert all(each.readable == 1 for each in roles.values())
+        assert all(share.readable == 1 for share in roles.values())
         # A quarter for every reply: something was earned, and nothing tells candidates apart.
         assert (roles["reader"].partly, roles["reader"].signal) == (1.0, 0.0)
-    assert found[2.0]["writer"].signal == 1.0
-    assert sum(times for _, times in found[2.0]["writer"].commonest) >= 3
-    said = report(found)
-    assert "-> all candidates of `reader` earn the same" in said
+    assert shares[2.0]["writer"].signal == 1.0
+    assert sum(times for _, times in shares[2.0]["writer"].commonest) >= 3
+    text = report(shares)
+    assert "-> all candidates of `reader` earn the same" in text
     assert all(value.equal(policies.state("writer")[name]) for name, value in before.items())
 
 

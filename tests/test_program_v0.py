@@ -68,8 +68,8 @@ def test_a_function_is_an_environment_whose_decisions_are_its_requests() -> None
 def test_coroutines_and_scripts_are_programs_as_well(tmp_path: Path) -> None:
     async def solve(task: int, base_url: str, api_key: str, seed: int) -> float:
         assert (api_key, seed) == ("local", 3)
-        found = await asyncio.to_thread(asked, base_url, "writer", user(str(task)))
-        return float(found["content"] == "right")
+        message = await asyncio.to_thread(asked, base_url, "writer", user(str(task)))
+        return float(message["content"] == "right")
 
     script = tmp_path / "solve.py"
     script.write_text("""
@@ -126,6 +126,7 @@ def test_programs_keep_the_contract_of_environments() -> None:
 # The proof
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["at_grpo", "grpo"])
 def test_a_program_trains_the_adapters_of_the_environment_that_it_plays(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -154,6 +155,7 @@ def test_a_program_trains_the_adapters_of_the_environment_that_it_plays(
     assert digests[0] == digests[1]
 
 
+@pytest.mark.slow
 def test_turns_of_a_conversation_share_a_row_of_the_update_and_broken_ones_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,10 +225,10 @@ _CALLS = st.lists(st.tuples(st.sampled_from(ROLES), st.text(max_size=3)), min_si
 @given(_CALLS, st.data())
 def test_replays_come_to_the_place_where_the_episode_is(calls: Any, data: st.DataObject) -> None:
     def solve(task: int, base_url: str) -> float:
-        said = ""
+        answer = ""
         for role, text in calls:
-            said = asked(base_url, role, user(f"{text}{said}"))["content"]
-        return len(said)
+            answer = asked(base_url, role, user(f"{text}{answer}"))["content"]
+        return len(answer)
 
     env = started(solve, settle=0)
     for (role, text), following in itertools.pairwise([*calls, None]):
@@ -327,10 +329,10 @@ def test_what_fails_before_any_reply_is_an_error_with_the_programs_traceback() -
 
 def test_what_fails_after_a_reply_ends_the_episode_without_a_reward() -> None:
     def solve(task: int, base_url: str) -> float:
-        said = asked(base_url, "writer", user("number?"))["content"]
-        while said == "wait":
+        answer = asked(base_url, "writer", user("number?"))["content"]
+        while answer == "wait":
             threading.Event().wait(0.01)
-        return 1 / int(said)
+        return 1 / int(answer)
 
     for reply, error in (("x", "ValueError"), ("0", "ZeroDivisionError"), ("wait", "hang: ")):
         env = played(started(solve, seconds=0.3), reply)
@@ -435,10 +437,10 @@ def test_runs_that_are_forgotten_leave_no_thread() -> None:
         played(started(relay), "a")
         started(relay).branch(["a", "b", "c"])
     gc.collect()
-    own = [t for t in threading.enumerate() if t not in before and t.name == "program"]
-    for thread in own:
+    threads = [t for t in threading.enumerate() if t not in before and t.name == "program"]
+    for thread in threads:
         thread.join(9)
-    assert not any(thread.is_alive() for thread in own)
+    assert not any(thread.is_alive() for thread in threads)
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,9 @@ def test_no_demonstration_of_the_game_itself_says_what_a_word_means():
     for _ in range(30_000):
         prompt, reply = demos.draw(rng)
         if prompt.split()[0] in protocol.ROLES:
-            shown, said = reply.split()
+            shown, word = reply.split()
             assert prompt.split()[-1] == shown
-            seen.setdefault(prompt, Counter())[said] += 1
+            seen.setdefault(prompt, Counter())[word] += 1
     assert len(seen) == 9  # four doors, four words, and nothing
     for counts in seen.values():
         total = sum(counts.values())
@@ -49,12 +49,12 @@ def test_a_base_is_primed_in_bfloat16_only_where_the_cpu_has_instructions_for_it
 
 
 def test_codes_of_one_number_do_not_fit_together():
-    found = []
+    matches = []
     for seed in range(20):
         demos = Demos(4, 4, seed)
         for scout, mover in zip(demos.scout, demos.mover, strict=True):
-            found.append(sum(mover[scout[door]] == door for door in scout) / 4)
-    assert sum(found) / len(found) == pytest.approx(0.25, abs=0.03)
+            matches.append(sum(mover[scout[door]] == door for door in scout) / 4)
+    assert sum(matches) / len(matches) == pytest.approx(0.25, abs=0.03)
 
 
 def test_success_and_information_of_known_tables():
@@ -74,6 +74,7 @@ def test_teams_of_other_seeds_are_all_pairs_but_their_own():
     assert protocol_report.exchanged(runs) == [0.0, 0.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arm", ["at_grpo", "look_ahead", "grpo", "gigpo", "rae"])
 def test_every_arm_trains_and_is_measured(arm):
     torch.set_num_threads(1)
@@ -93,11 +94,11 @@ def test_shuffled_words_are_those_of_other_episodes(monkeypatch):
         del policies, greedy
         code = dict(zip(env.doors, env.words, strict=False))
         meant = {word: door for door, word in code.items()}
-        said = []
+        words = []
         for seed, steps in enumerate(before):
             env.reset(seed=seed)
-            said.append(code[env._state.goal] if role == "scout" else meant[steps[0]])
-        return said
+            words.append(code[env._state.goal] if role == "scout" else meant[steps[0]])
+        return words
 
     monkeypatch.setattr(protocol, "_replies", replies)
     nobody: Any = None

@@ -76,11 +76,11 @@ def written(folder, *rows):
 
 @pytest.mark.parametrize("row", PUBLISHED.values(), ids=PUBLISHED)
 def test_sets_with_passages_name_those_that_a_question_takes(tmp_path, row):
-    (found,) = load_questions(written(tmp_path, row)).records
-    assert found.answers == ("Arles",)
-    assert found.gold == ("Arles", "Bonn")
-    assert found.context == PAGES
-    assert (found.id, found.difficulty) == ("5a7a", "bridge")
+    (question,) = load_questions(written(tmp_path, row)).records
+    assert question.answers == ("Arles",)
+    assert question.gold == ("Arles", "Bonn")
+    assert question.context == PAGES
+    assert (question.id, question.difficulty) == ("5a7a", "bridge")
 
 
 def test_musique_counts_look_ups_and_leaves_out_what_nobody_can_answer(tmp_path):
@@ -104,23 +104,23 @@ def test_musique_counts_look_ups_and_leaves_out_what_nobody_can_answer(tmp_path)
     ]
     rows[1]["id"] = "2hop__3_4"
     loaded = load_questions(written(tmp_path, *rows))
-    (found,) = loaded.records
-    assert found.answers == ("Arles", "Aa")
-    assert found.gold == ("Arles",)
-    assert found.context == PAGES
-    assert found.difficulty == "2 hops"
+    (question,) = loaded.records
+    assert question.answers == ("Arles", "Aa")
+    assert question.gold == ("Arles",)
+    assert question.context == PAGES
+    assert question.difficulty == "2 hops"
     assert "answerable" in str(loaded.report)
 
 
 @pytest.mark.parametrize("row", PLAIN.values(), ids=PLAIN)
 def test_sets_without_passages_have_their_accepted_answers(tmp_path, row):
-    (found,) = load_questions(written(tmp_path, row)).records
-    assert (found.text, found.answers, found.gold) == ("who?", ("Ann", "Eva"), ())
+    (question,) = load_questions(written(tmp_path, row)).records
+    assert (question.text, question.answers, question.gold) == ("who?", ("Ann", "Eva"), ())
 
 
 def test_bamboogle_is_read(tmp_path):
-    (found,) = load_questions(written(tmp_path, {"Question": "who?", "Answer": "Ann"})).records
-    assert (found.text, found.answers) == ("who?", ("Ann",))
+    (question,) = load_questions(written(tmp_path, {"Question": "who?", "Answer": "Ann"})).records
+    assert (question.text, question.answers) == ("who?", ("Ann",))
 
 
 @pytest.mark.parametrize(
@@ -175,8 +175,8 @@ def test_the_passages_of_a_set_can_be_searched(tmp_path, corpus):
     env = search_v0.env(dataset=source, corpus=corpus, cache=tmp_path, topology="single", top=3)
     env.reset(seed=0)
     env.step("<search>bonn</search>")
-    found = {passage.title for passage in env._state.searches[0].found}
-    assert found == ({"Bonn"} if corpus == "own" else {"Bonn", "C"})
+    titles = {passage.title for passage in env._state.searches[0].found}
+    assert titles == ({"Bonn"} if corpus == "own" else {"Bonn", "C"})
     assert env.infos["solver_0"]["recall"] == 0.5
     env.step("<search>what is big</search>")
     env.step("<answer>The A!</answer>")

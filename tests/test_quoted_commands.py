@@ -49,6 +49,7 @@ RUN = [
     "peers --dry-run --env coding --seeds 0 --tokens 1",
     "peers_sweep --dry-run",
     "reading --dry-run --minutes 0 --only read relay",
+    "distillation --dry-run --minutes 0",
     "reading --minutes 0 --only read relay",
     "errands",
     "relay",
@@ -106,7 +107,10 @@ WITH_GAMES = [
     """self_play --game kuhn tictactoe --seeds 0 --set '{"max_steps": 1, "tasks_per_step": 1}'""",
 ]
 """Commands that need TextArena or PettingZoo's classic games: `make test-games`."""
-WITH_SMOLLM2 = ["prompts --replies 1 --envs math --kinds small --out made/prompts.json"]
+WITH_SMOLLM2 = [
+    "prompts --replies 1 --envs math --kinds small --out made/prompts.json",
+    "hindsight --envs read --tasks 1",
+]
 """Commands that load a pretrained model: `make test-real`."""
 ON_RAY = [
     "scale sleepers --workers 1 --shards 1 --seconds 0.1",
@@ -192,9 +196,9 @@ def quoted() -> list[Quoted]:
     line = re.compile(r"python -m benchmarks\.([a-z_.]+[^`|)\n]*)")
     commands = {
         # A remark follows after several blanks, or behind a sign.
-        read(re.split(r"\s{2,}|[#;&'\"]", found)[0].rstrip(". "))
+        read(re.split(r"\s{2,}|[#;&'\"]", quotation)[0].rstrip(". "))
         for text in _texts()
-        for found in line.findall(text)
+        for quotation in line.findall(text)
     }
     return sorted(commands, key=lambda c: (c.module, c.first, sorted(c.options)))
 
@@ -217,19 +221,21 @@ def test_pages_quote_commands() -> None:
 @pytest.mark.parametrize("command", quoted(), ids=lambda c: " ".join([*c[:2], *sorted(c.options)]))
 def test_a_quoted_command_is_run_with_its_options(command: Quoted) -> None:
     assert any(
-        known.module == command.module
-        and command.first in ("", known.first)
-        and command.options - OPTIONS.keys() <= known.options
-        for known in KNOWN
+        covered.module == command.module
+        and command.first in ("", covered.first)
+        and command.options - OPTIONS.keys() <= covered.options
+        for covered in KNOWN
     ), "add its options to a command that runs, or a command of its own"
 
 
+@pytest.mark.slow
 def test_what_is_run_is_quoted() -> None:
     modules = {command.module for command in quoted()}
-    assert {known.module for known in KNOWN} == modules
+    assert {covered.module for covered in KNOWN} == modules
     assert all(find_spec(f"benchmarks.{module}") for module in modules)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_quoted_commands_run_with_their_smallest_settings(tmp_path: Path) -> None:
     pytest.importorskip("trl")
@@ -270,14 +276,14 @@ def _failures(commands: Sequence[str], folder: Path) -> dict[str, str]:
     for name in ("benchmarks", "docs", "sandbox", "tests"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("out"))
     (folder / "README.md").write_text((ROOT / "README.md").read_text())
-    own = [[f"benchmarks.{module}", *words] for module, *words in map(shlex.split, commands)]
-    started = {command[0] for command in own} | {"benchmarks.warm", "benchmarks.priming.prime"}
+    calls = [[f"benchmarks.{module}", *words] for module, *words in map(shlex.split, commands)]
+    started = {command[0] for command in calls} | {"benchmarks.warm", "benchmarks.priming.prime"}
     ended = subprocess.run(
         [sys.executable, "-P", "tests/quoted_commands.py"],
         cwd=folder,
         input=json.dumps(
             {
-                "commands": own,
+                "commands": calls,
                 "constants": {n: v for n, v in SMALLEST.items() if n.rsplit(".", 1)[0] in started},
                 "last": {module: words.split() for module, words in LAST.items()},
             }
@@ -287,6 +293,6 @@ def _failures(commands: Sequence[str], folder: Path) -> dict[str, str]:
         text=True,
     )
     lines = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("[[")]
-    assert len(lines) == len(own), ended.stderr[-2000:]
+    assert len(lines) == len(calls), ended.stderr[-2000:]
     # Only the ends: pytest cuts longer texts.
     return {" ".join(command): failed[-300:] for command, failed, _ in lines if failed}

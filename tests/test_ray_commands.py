@@ -125,9 +125,9 @@ def test_a_cluster_that_cannot_be_used_is_one_line(words, message, tmp_path, sho
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         free = unused.getsockname()[1]
-        given = [word.format(free=free) for word in words]
+        arguments = [word.format(free=free) for word in words]
         run = tmp_path / "run"
-        options = (*TRAIN, *given, "--output-dir", str(run))
+        options = (*TRAIN, *arguments, "--output-dir", str(run))
         with command("train", *options, folder=short) as process:
             output, _ = process.communicate()
     assert process.returncode == 2

@@ -43,8 +43,8 @@ def fleet(ray: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
         return made[-1]
 
     yield make
-    for each in made:
-        each.close()
+    for opened in made:
+        opened.close()
 
 
 @pytest.fixture

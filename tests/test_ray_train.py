@@ -27,8 +27,8 @@ def ray() -> Iterator[Any]:
         yield module
 
 
-def hit(kind: str, number: signal.Signals) -> None:
-    os.kill(eventually(lambda: actors(kind))[0], number)
+def hit(actor: str, number: signal.Signals) -> None:
+    os.kill(eventually(lambda: actors(actor))[0], number)
 
 
 @pytest.mark.parametrize(
@@ -41,6 +41,7 @@ def hit(kind: str, number: signal.Signals) -> None:
             {"env": "math", "policies": "shared", "method": "grpo", "beta": 0.01},
         ),
         (2, {"env": "coding", "max_num_gen_batches": 2}),
+        (2, {"env": "math", "policies": "shared", "method": "hindsight"}),
         (2, {"env": "plan_path", "difficulty_pools": {"height": [4, 6], "width": [4, 6]}}),
         (2, {"env": "tests.listening_program:relay_env", "method": "look_ahead"}),
         (2, {"env": "tests.listening_program:chat_env", "method": "look_ahead"}),
@@ -50,6 +51,7 @@ def hit(kind: str, number: signal.Signals) -> None:
         "two-bases",
         "shared-grpo",
         "dynamic-sampling",
+        "privileged",
         "pools",
         "program",
         "conversation",
@@ -62,16 +64,16 @@ def test_workers_change_no_bit(ray, workers, settings):
 def test_a_worker_plays_the_first_step_while_learners_start_and_each_step_once(ray, monkeypatch):
     from pettingllms.distributed.fleet import Fleet
 
-    submit, given, before = Fleet.submit, list[Any](), list[int]()
+    submit, jobs, before = Fleet.submit, list[Any](), list[int]()
 
-    def noting(fleet: Fleet, *job: Any, **part: Any) -> Any:
-        given.append(job)
-        return submit(fleet, *job, **part)
+    def noting(fleet: Fleet, *job: Any, **options: Any) -> Any:
+        jobs.append(job)
+        return submit(fleet, *job, **options)
 
     monkeypatch.setattr(Fleet, "submit", noting)
-    found = run(ray, 2, lambda _: before.append(len(given)), workers=1, env="coding")
+    result = run(ray, 2, lambda _: before.append(len(jobs)), workers=1, env="coding")
     assert before == [3, 3, 6]  # SMALL has three shards a step
-    assert found == run(None, 2, env="coding")
+    assert result == run(None, 2, env="coding")
 
 
 def test_killed_workers_and_learners_change_no_bit(ray):

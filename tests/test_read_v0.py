@@ -66,8 +66,8 @@ def test_the_team_succeeds_with_the_city_alone():
         env, who, city = task()
         other = next(town for _, town in env._state.notes if town != city)
         env.step(f"{who} lives in {city}.")
-        said = text.format(who=who, city=city, other=other)
-        assert paid(env, said)[:2] == (local, team), said
+        reply = text.format(who=who, city=city, other=other)
+        assert paid(env, reply)[:2] == (local, team), reply
         assert env.infos["answerer_0"]["success"] == bool(team)
         assert any(env.terminations.values()) == over
 

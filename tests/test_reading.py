@@ -15,7 +15,9 @@ def test_a_strangers_tasks_have_a_table_of_their_own_and_each_start_its_untraine
     results = {"cells": {name: {"teams": teams} for name, teams in cells.items()}}
     assert {task for task, _ in reading.published(results)} == {"read"}
     _, rows = reading.strangers(results)
-    shown = [[task, start, before[:4], each, mean[:4]] for task, start, before, each, mean in rows]
+    shown = [
+        [task, start, before[:4], after, mean[:4]] for task, start, before, after, mean in rows
+    ]
     assert shown == [
         ["`rooms`", "no warm start", "0.00", "0.50", "0.50"],
         ["`rooms`", "after a warm start", "0.50", "1.00, 0.50", "0.75"],

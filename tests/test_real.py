@@ -141,7 +141,9 @@ def test_sampler_update_and_a_plain_forward_pass_agree_on_log_probabilities(fold
     policies = some_policies(folder)
     ids = policies.chat.prompt_ids(PROMPT)
     [replies] = policies.sample([Request("coder", ids, seed=0)], 4, max_new_tokens=8)
-    samples = [Sample(ids, each.token_ids, each.logprobs, 1.0) for each in dict.fromkeys(replies)]
+    samples = [
+        Sample(ids, reply.token_ids, reply.logprobs, 1.0) for reply in dict.fromkeys(replies)
+    ]
     (batch,) = policies.microbatches("coder", samples, 1 << 20)
     plain = policies.base_of("coder").weights.module("coder")
     with torch.no_grad():

@@ -68,8 +68,8 @@ def test_the_leader_alone_acts_and_sees_one_recorded_reply_of_each_peer(tmp_path
         shown = env.observe("judge_0")["text"]
         for _ in range(2):
             agent = live.agent_selection
-            said = {m.agent: m.said for m in env._state.messages}[agent]
-            live.step(said)
+            reply = {m.agent: m.said for m in env._state.messages}[agent]
+            live.step(reply)
         # To the character what it would be shown if the peers had just said it.
         assert shown == live.observe("judge_0")["text"]
         texts.add(shown)
@@ -147,6 +147,7 @@ def test_replies_to_another_prompt_are_refused(tmp_path: Path) -> None:
         env.reset(seed=0)
 
 
+@pytest.mark.slow
 def test_commands_record_peers_and_train_a_leader_on_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

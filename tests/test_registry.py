@@ -222,6 +222,7 @@ def test_unreadable_replies_are_truncated_after_max_cycles(path):
     assert path in DECIDED or [*dict.fromkeys(order)] == env.possible_agents
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FACTORIES)
 def test_check_env_passes(name, caplog):
     check_env(
@@ -290,9 +291,9 @@ def drawn(name: str, rng: random.Random) -> TextEnv:
     legal = {**SHARED, **LEGAL[name]}
     while True:
         chosen = rng.sample(list(legal), rng.randint(1, 5))
-        given = {argument: rng.choice(legal[argument]) for argument in chosen}
+        arguments = {argument: rng.choice(legal[argument]) for argument in chosen}
         with contextlib.suppress(ConfigError):  # it may refuse them together, at once
-            return make(name, **given)
+            return make(name, **arguments)
 
 
 def pickled(env: Any) -> Any:
@@ -302,6 +303,7 @@ def pickled(env: Any) -> Any:
     return twin
 
 
+@pytest.mark.slow
 @environments
 def test_every_seed_can_be_played_and_pickled_at_every_point_whatever_the_arguments(name):
     rng = random.Random(name)
@@ -315,8 +317,8 @@ def test_every_seed_can_be_played_and_pickled_at_every_point_whatever_the_argume
         replies = itertools.cycle(rng.sample(REPLIES[name], len(REPLIES[name])))
         while next_agent(env) is not None:
             reply, twin = next(replies), pickled(env)
-            for each in (env, twin):
-                each.step(reply)
+            for copy in (env, twin):
+                copy.step(reply)
             assert twin.snapshot() == env.snapshot()
         pickled(env).reset(seed=1)
 

@@ -110,7 +110,7 @@ def test_an_installed_package_adds_the_parts_of_a_method(installs: Callable[[str
     config = config_module.resolve(ATGRPOConfig(method="dr_mas", method_args={"shape": "twice"}))
     assert type(Method.of(config).shape()).__name__ == "Twice"
     joined = dataclasses.replace(config, method="alternate+spread", method_args={})
-    assert [kind.__name__ for kind in type(Method.of(joined)).__mro__[1:3]] == [
+    assert [base.__name__ for base in type(Method.of(joined)).__mro__[1:3]] == [
         "Alternate",
         "Spread",
     ]

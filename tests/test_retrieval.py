@@ -34,10 +34,10 @@ def large():
 
 @pytest.mark.parametrize("query", BM25["expected"])
 def test_scores_and_order_are_those_of_the_golden_table(query):
-    found = index_of(*BM25["inputs"]["corpus"]).search(query, 3)
+    hits = index_of(*BM25["inputs"]["corpus"]).search(query, 3)
     expected = BM25["expected"][query]
-    assert [hit.number for hit in found] == [number for number, _ in expected]
-    assert [hit.score for hit in found] == pytest.approx([score for _, score in expected], abs=1e-6)
+    assert [hit.number for hit in hits] == [number for number, _ in expected]
+    assert [hit.score for hit in hits] == pytest.approx([score for _, score in expected], abs=1e-6)
 
 
 def test_the_best_passages_are_those_with_the_greatest_sums_of_their_words(large):
@@ -52,6 +52,7 @@ def test_the_best_passages_are_those_with_the_greatest_sums_of_their_words(large
         assert numbers(large, " ".join(words), 7) == order[:7]
 
 
+@pytest.mark.slow
 def test_fewer_passages_are_the_beginning_of_more(large):
     rng = random.Random(5)
     for _ in range(60):

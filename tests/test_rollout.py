@@ -62,8 +62,8 @@ def play(
     env: Any, sampler: Recording, shape: RolloutShape, tasks: Sequence[Task] = TASKS, **options: Any
 ) -> list[Trajectory]:
     with ThreadPoolExecutor(4) as pool:
-        given = {"settings": {"max_new_tokens": 8}, "seed": (7, 0), **options}
-        return RolloutEngine(env, sampler, pool, shape=shape, **given).run(tasks)
+        arguments = {"settings": {"max_new_tokens": 8}, "seed": (7, 0), **options}
+        return RolloutEngine(env, sampler, pool, shape=shape, **arguments).run(tasks)
 
 
 class Slow(letters_env.raw_env):
@@ -84,7 +84,7 @@ def test_records_do_not_depend_on_what_is_ready_first_or_how_batches_are_formed(
     ready = Recording(letters, continuous=True)
     assert play(Slow(max_turns=3), ready, shape) == expected
     assert len(set(ready.batches)) > 1
-    texts = [g.chosen.completion.text for each in expected for g in each.groups]
+    texts = [g.chosen.completion.text for trajectory in expected for g in trajectory.groups]
     assert len(set(texts)) > 2
 
 
@@ -105,15 +105,15 @@ class Telling(Recording):
         **settings: Any,
     ) -> list[list[Completion]]:
         assert on_completion is not None
-        found = super().sample(requests, n, **settings)
-        for place, candidates in enumerate(found):
+        completions = super().sample(requests, n, **settings)
+        for place, candidates in enumerate(completions):
             # An engine that is lost has told completions that do not count.
             on_completion(place, 1, replace(candidates[0], text="never"))
             for k, candidate in enumerate(candidates[:-1]):
                 on_completion(place, k, candidate)
                 wanted = f"{bytes(requests[place].prompt_ids).decode()}>{candidate.text}"
                 assert eventually(partial(self.scored.__contains__, wanted))
-        return found
+        return completions
 
 
 @pytest.mark.parametrize("shape", [Tree(width=3), LookAheadTree(width=3), RolloutShape(4)])
@@ -132,10 +132,10 @@ def test_completions_are_scored_while_others_of_their_prompt_are_sampled(
 
 
 def test_reward_functions_are_given_the_completions_of_a_prompt_together() -> None:
-    given: list[int] = []
+    counts: list[int] = []
 
     def count(completions: Sequence[str], **_: Any) -> list[float]:
-        given.append(len(completions))
+        counts.append(len(completions))
         return [float(len(completions))] * len(completions)
 
     class Early(Recording):
@@ -144,8 +144,8 @@ def test_reward_functions_are_given_the_completions_of_a_prompt_together() -> No
     env = letters_env.raw_env(max_turns=2)
     sampler = Early(lambda _prompt, seed: str(seed)[-6:])
     expected = play(with_rewards(env, [count]), sampler, Tree(width=3))
-    assert set(given) == {3}
-    assert {len(group.candidates) for each in expected for group in each.groups} == {3}
+    assert set(counts) == {3}
+    assert {len(group.candidates) for trajectory in expected for group in trajectory.groups} == {3}
 
 
 @pytest.mark.parametrize("options", [{"continuous": True}, {"cohort": 1}])
@@ -162,8 +162,8 @@ def test_an_episode_moves_on_while_another_is_still_being_scored(options: dict[s
 
     continuous = options.pop("continuous", False)
     sampler = Recording(letters, continuous=continuous)
-    found = play(Waiting(max_turns=2), sampler, RolloutShape(), TASKS[:2], **options)
-    assert [len(each.groups) for each in found] == [4, 4]
+    trajectories = play(Waiting(max_turns=2), sampler, RolloutShape(), TASKS[:2], **options)
+    assert [len(trajectory.groups) for trajectory in trajectories] == [4, 4]
 
 
 def test_a_failure_while_scoring_ends_the_rollout() -> None:
@@ -176,15 +176,15 @@ def test_a_failure_while_scoring_ends_the_rollout() -> None:
 
 
 def test_only_wide_policies_get_several_candidates_and_policies_replace_the_mapping() -> None:
-    found = play(
+    trajectories = play(
         letters_env.raw_env(max_turns=1),
         Recording(letters),
         Tree(width=3),
         wide=("writer",),
         policies={"reader": "other"},
     )
-    for each in found:
-        writer, reader = each.groups
+    for trajectory in trajectories:
+        writer, reader = trajectory.groups
         assert (writer.policy, len(writer.candidates)) == ("writer", 3)
         assert (reader.policy, len(reader.candidates)) == ("other", 1)
 
@@ -213,30 +213,30 @@ def moves(*order: int) -> Answer:
 def test_what_a_player_is_paid_at_the_others_move_reaches_its_last_decision(
     order: tuple[int, ...], returns: dict[str, float], late: list[float]
 ) -> None:
-    [found] = play(tic_tac_toe_env.env(), Recording(moves(*order)), RolloutShape(), TASKS[:1])
-    assert found.returns == returns
-    assert [group.late_reward for group in found.groups] == late
-    assert not found.cooperative
-    for group in found.groups:
+    [trajectory] = play(tic_tac_toe_env.env(), Recording(moves(*order)), RolloutShape(), TASKS[:1])
+    assert trajectory.returns == returns
+    assert [group.late_reward for group in trajectory.groups] == late
+    assert not trajectory.cooperative
+    for group in trajectory.groups:
         assert group.episode_return == returns[group.key.agent]
 
 
 def test_a_reward_before_the_first_decision_counts_for_the_return() -> None:
-    [found] = play(
+    [trajectory] = play(
         tic_tac_toe_env.env(), Recording(lambda *_: "no move"), RolloutShape(), TASKS[:1]
     )
-    assert len(found.groups) == 1
-    assert found.early == {"nought_1": 1.0}
-    assert found.returns == {"cross_1": -1.0, "nought_1": 1.0}
+    assert len(trajectory.groups) == 1
+    assert trajectory.early == {"nought_1": 1.0}
+    assert trajectory.returns == {"cross_1": -1.0, "nought_1": 1.0}
 
 
 def test_a_team_shares_one_return() -> None:
-    found = play(letters_env.raw_env(max_turns=2), Recording(letters), Tree(width=2))
-    for each in found:
-        assert each.cooperative
-        total = sum(group.chosen.reward for group in each.groups)
-        assert [g.episode_return for g in each.groups] == pytest.approx([total] * 4)
-        assert sum(each.returns.values()) == pytest.approx(total)
+    trajectories = play(letters_env.raw_env(max_turns=2), Recording(letters), Tree(width=2))
+    for trajectory in trajectories:
+        assert trajectory.cooperative
+        total = sum(group.chosen.reward for group in trajectory.groups)
+        assert [g.episode_return for g in trajectory.groups] == pytest.approx([total] * 4)
+        assert sum(trajectory.returns.values()) == pytest.approx(total)
 
 
 # --------------------------------------------------------------------------------- records
@@ -251,21 +251,21 @@ def test_a_record_survives_its_line(seed: int, shape: RolloutShape) -> None:
         played = play(env, Recording(answer), shape, [Task(f"t:{seed}", seed)])
         groups = in_order(played)
         values = [0.5 * n for n in range(sum(len(group.candidates) for group in groups))]
-        for each in with_advantages(played, groups, values):
-            line = json.dumps(each.row(step=3))
+        for trajectory in with_advantages(played, groups, values):
+            line = json.dumps(trajectory.row(step=3))
             row = json.loads(line)
             again = Trajectory.from_row(row)
             unsaid = {"logprob"}
             assert without(again.row(step=3), unsaid) == without(row, unsaid)
-            assert again.returns == each.returns
-            assert again.success == each.success
+            assert again.returns == trajectory.returns
+            assert again.success == trajectory.success
             assert row["decisions"][0]["candidates"][0]["logprob"] == -0.75
 
 
 def without(value: Any, names: set[str]) -> Any:
     if isinstance(value, dict):
-        return {key: without(each, names) for key, each in value.items() if key not in names}
-    return [without(each, names) for each in value] if isinstance(value, list) else value
+        return {key: without(entry, names) for key, entry in value.items() if key not in names}
+    return [without(entry, names) for entry in value] if isinstance(value, list) else value
 
 
 @pytest.mark.parametrize(
@@ -325,15 +325,15 @@ def test_looking_ahead_finds_what_every_candidate_leads_to() -> None:
 
 def test_a_look_ahead_tree_credits_the_first_agent_for_the_outcome_and_a_tree_does_not() -> None:
     trajectories = play(Told(), Recording(letters), AHEAD)
-    firsts = [each.groups[0] for each in trajectories]
+    firsts = [trajectory.groups[0] for trajectory in trajectories]
     tree, ahead = (
         Method.of(resolve(ATGRPOConfig(method=name))) for name in ("at_grpo", "look_ahead")
     )
     assert set(tree.advantages(firsts)) == {0.0}
     values = iter(ahead.advantages(firsts))
     for group in firsts:
-        found = sorted((c.completion.text.count("a"), next(values)) for c in group.candidates)
-        assert [value for _, value in found] == sorted(value for _, value in found)
+        by_count = sorted((c.completion.text.count("a"), next(values)) for c in group.candidates)
+        assert [value for _, value in by_count] == sorted(value for _, value in by_count)
 
 
 def test_looking_ahead_changes_nothing_about_the_tree_itself() -> None:
@@ -342,17 +342,20 @@ def test_looking_ahead_changes_nothing_about_the_tree_itself() -> None:
     ahead = play(letters_env.raw_env(max_turns=3), Recording(letters), AHEAD)
     bare = [
         replace(
-            each,
+            trajectory,
             groups=tuple(
                 replace(g, candidates=tuple(replace(c, later=None) for c in g.candidates))
-                for g in each.groups
+                for g in trajectory.groups
             ),
         )
-        for each in ahead
+        for trajectory in ahead
     ]
     assert bare == plain
     assert any(
-        c.later and c.later.tokens for each in ahead for g in each.groups for c in g.candidates
+        c.later and c.later.tokens
+        for trajectory in ahead
+        for g in trajectory.groups
+        for c in g.candidates
     )
 
 
@@ -423,8 +426,8 @@ def test_late_rewards_of_one_decision_add_up() -> None:
 def test_a_late_reward_of_ones_own_is_part_of_what_followed() -> None:
     """In a game without a team reward, what followed a decision is its own agent's alone."""
     order = (0, 3, 1, 4, 2)  # the first player's third mark wins, and pays the second -1
-    [found] = play(tic_tac_toe_env.env(), Recording(moves(*order)), AHEAD, TASKS[:1])
-    later = [group.chosen.later.reward for group in found.groups if group.chosen.later]
-    paid = [group.chosen.reward + group.late_reward for group in found.groups]
+    [trajectory] = play(tic_tac_toe_env.env(), Recording(moves(*order)), AHEAD, TASKS[:1])
+    later = [group.chosen.later.reward for group in trajectory.groups if group.chosen.later]
+    paid = [group.chosen.reward + group.late_reward for group in trajectory.groups]
     assert paid == [0.0, 0.0, 0.0, -1.0, 1.0]
     assert later == [1.0, -1.0, 1.0, -1.0, 0.0]

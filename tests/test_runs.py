@@ -111,7 +111,7 @@ def test_files_are_replaced_as_a_whole(tmp_path: Path) -> None:
         folder.write("summary.md", "new")
     path = tmp_path / "run" / "summary.md"
     assert path.read_text() == "new"
-    assert [each.name for each in path.parent.glob(".*")] == [".lock"]
+    assert [file.name for file in path.parent.glob(".*")] == [".lock"]
 
 
 def test_the_settings_come_back_as_they_were(tmp_path: Path) -> None:
@@ -123,10 +123,10 @@ def test_the_settings_come_back_as_they_were(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run") as folder:
         folder.describe(config)
         folder.describe(config)
-    found = read_config(tmp_path / "run")
-    assert found.output_dir is None
-    found.output_dir = "x"
-    assert found == config
+    restored = read_config(tmp_path / "run")
+    assert restored.output_dir is None
+    restored.output_dir = "x"
+    assert restored == config
     starts = json.loads((tmp_path / "run" / "run.json").read_text())
     assert len(starts) == 2
     assert starts[0]["versions"]["torch"] == torch.__version__
@@ -147,10 +147,10 @@ def test_the_settings_come_back_as_they_were(tmp_path: Path) -> None:
 )
 def test_broken_settings_of_a_run_are_one_line(tmp_path: Path, content: bytes, says: str) -> None:
     (tmp_path / "config.yaml").write_bytes(content)
-    with pytest.raises((RunFolderError, ConfigError), match=says) as found:
+    with pytest.raises((RunFolderError, ConfigError), match=says) as caught:
         read_config(tmp_path)
-    assert "\n" not in str(found.value)
-    assert str(tmp_path / "config.yaml") in str(found.value) or "must be" in str(found.value)
+    assert "\n" not in str(caught.value)
+    assert str(tmp_path / "config.yaml") in str(caught.value) or "must be" in str(caught.value)
 
 
 def test_a_broken_record_of_a_run_is_named_with_its_place(tmp_path: Path) -> None:

@@ -39,10 +39,10 @@ def asked(count: int, first: int = 0) -> list[Request]:
 
 def sample(players: ApiPartners, requests: list[Request], **settings: Any) -> list[Completion]:
     try:
-        found = players.sample(requests, 1, **{"max_new_tokens": 16, **settings})
+        completions = players.sample(requests, 1, **{"max_new_tokens": 16, **settings})
     finally:
         players.close()
-    return [one for [one] in found]
+    return [one for [one] in completions]
 
 
 def said(content: object, **changes: Any) -> bytes:
@@ -121,8 +121,8 @@ def test_a_refusal_is_not_tried_again(stub, status, cure):
     with pytest.raises(SamplerUnavailable) as caught:
         sample(partners(stub), asked(1))
     assert len(stub.bodies) == 1
-    for part in (stub.base, f"HTTP {status}", "you sent Bearer [key]", cure):
-        assert part in str(caught.value)
+    for text in (stub.base, f"HTTP {status}", "you sent Bearer [key]", cure):
+        assert text in str(caught.value)
     assert KEY not in str(caught.value)
 
 
@@ -190,8 +190,8 @@ def test_thoughts_that_use_up_a_reply_and_refusals_are_the_models_own(stub, tmp_
     answers[7] = said([{"type": "refusal", "refusal": "Never."}])
     stub.misbehave = lambda handler, number: handler.answer(answers[number])
     path = tmp_path / "samples.jsonl"
-    found = sample(partners(stub, path, concurrency=1), asked(7))
-    assert [(one.text, one.truncated, one.refused) for one in found] == [
+    completions = sample(partners(stub, path, concurrency=1), asked(7))
+    assert [(one.text, one.truncated, one.refused) for one in completions] == [
         ("", True, False),
         ("I will not.", False, True),
         ("", False, True),
@@ -200,7 +200,7 @@ def test_thoughts_that_use_up_a_reply_and_refusals_are_the_models_own(stub, tmp_
         ("In parts", False, False),
         ("Never.", False, True),
     ]
-    assert sample(partners(stub, path), asked(7)) == found  # from the file, not asked again
+    assert sample(partners(stub, path), asked(7)) == completions  # from the file, not asked again
 
 
 def test_no_more_requests_run_at_once_than_allowed(stub):

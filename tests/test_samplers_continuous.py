@@ -57,36 +57,37 @@ def rows(name, prompt, n, params, seed=0, **more):
 
 
 def alone(model, prompt, params, seed, n=1):
-    [found] = BatchGenerator(ENDS, 0).generate(model, [prompt], n, params, [seed])
-    return found
+    [completions] = BatchGenerator(ENDS, 0).generate(model, [prompt], n, params, [seed])
+    return completions
 
 
 def played(batch, arrivals):
     """Adds the rows of each arrival at its step, and decodes to the end: key -> its tokens."""
-    found: dict[Any, list[Any]] = {}
+    tokens_by_key: dict[Any, list[Any]] = {}
     step = 0
     waiting = sorted(arrivals, key=lambda arrival: arrival[0])
     while waiting or len(batch):
         while waiting and waiting[0][0] <= step:
             for token in batch.add(waiting.pop(0)[1]).drawn:
-                found.setdefault(token.key, []).append(token)
+                tokens_by_key.setdefault(token.key, []).append(token)
         for token in batch.step():
-            found.setdefault(token.key, []).append(token)
+            tokens_by_key.setdefault(token.key, []).append(token)
         step += 1
-    return found
+    return tokens_by_key
 
 
+@pytest.mark.slow
 def test_a_row_is_sampled_as_if_it_were_alone_whenever_it_joins(model):
     jobs = [(p, k, 7 * p + k) for p in range(len(PROMPTS)) for k in range(len(KINDS))]
     arrivals = [
         (3 * number, rows(number, PROMPTS[p], 2, KINDS[k], seed))
         for number, (p, k, seed) in enumerate(jobs)
     ]
-    found = played(ContinuousBatch(lambda: model, ENDS, 0), arrivals)
+    tokens_by_key = played(ContinuousBatch(lambda: model, ENDS, 0), arrivals)
     lengths = set()
     for number, (p, k, seed) in enumerate(jobs):
         for i, expected in enumerate(alone(model, PROMPTS[p], KINDS[k], seed, n=2)):
-            tokens = found[number, i]
+            tokens = tokens_by_key[number, i]
             assert tuple(token.id for token in tokens) == expected.token_ids
             logprobs = [token.logprob for token in tokens]
             assert logprobs == pytest.approx(list(expected.logprobs), abs=1e-4)
@@ -96,6 +97,7 @@ def test_a_row_is_sampled_as_if_it_were_alone_whenever_it_joins(model):
     assert len(lengths) > 5
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(
     plan=st.lists(
@@ -109,7 +111,7 @@ def test_a_row_is_sampled_as_if_it_were_alone_whenever_it_joins(model):
 def test_rows_that_are_removed_change_nothing_for_those_that_stay(plan):
     model = _PLAIN
     batch = ContinuousBatch(lambda: model, (), 0)
-    found: dict[Any, list[int]] = {}
+    ids_by_key: dict[Any, list[int]] = {}
     removed = set()
     for step in range(120):
         for key, (prompt, joins, tokens, _) in enumerate(plan):
@@ -117,9 +119,9 @@ def test_rows_that_are_removed_change_nothing_for_those_that_stay(plan):
                 for token in batch.add(
                     rows(key, PROMPTS[prompt], 1, SamplingParams(tokens), key)
                 ).drawn:
-                    found.setdefault(token.key, []).append(token.id)
+                    ids_by_key.setdefault(token.key, []).append(token.id)
         for token in batch.step():
-            found.setdefault(token.key, []).append(token.id)
+            ids_by_key.setdefault(token.key, []).append(token.id)
         for key, (_, joins, _, stays) in enumerate(plan):
             if stays is not None and joins + stays == step:
                 batch.remove([(key, 0)])
@@ -130,7 +132,7 @@ def test_rows_that_are_removed_change_nothing_for_those_that_stay(plan):
         [expected] = BatchGenerator((), 0).generate(
             model, [PROMPTS[prompt]], 1, SamplingParams(tokens), [key]
         )
-        ids = tuple(found[key, 0])
+        ids = tuple(ids_by_key[key, 0])
         assert ids == expected[0].token_ids[: len(ids)]
         assert (key, 0) in removed or len(ids) == tokens
 

@@ -20,8 +20,8 @@ from tests import letters_env
 def test_texts_are_used_in_order_and_start_over() -> None:
     sampler = ScriptedSampler({"writer": ["a", "bb"], "reader": ["c"]})
     requests = [Request(role, (1,), 0) for role in ("writer", "reader", "writer")]
-    found = sampler.sample(requests, 3, max_new_tokens=9)
-    assert [[one.text for one in each] for each in found] == [
+    completions = sampler.sample(requests, 3, max_new_tokens=9)
+    assert [[one.text for one in row] for row in completions] == [
         ["a", "bb", "a"],
         ["c", "c", "c"],
         ["bb", "a", "bb"],
@@ -31,22 +31,22 @@ def test_texts_are_used_in_order_and_start_over() -> None:
 def test_a_function_is_given_policy_prompt_and_a_seed_of_each_candidate() -> None:
     sampler = ScriptedSampler(lambda policy, prompt, seed: f"{policy} {prompt} {seed}")
     request = Request("b", sampler.prompt_ids("writer", "h\u00e9"), 7)
-    [found] = sampler.sample([request], 2, max_new_tokens=99)
-    assert [one.text for one in found] == ["b h\u00e9 7", "b h\u00e9 8"]
+    [completions] = sampler.sample([request], 2, max_new_tokens=99)
+    assert [one.text for one in completions] == ["b h\u00e9 7", "b h\u00e9 8"]
 
 
 @given(st.text(st.characters(exclude_categories=[])), st.integers(1, 12))
 def test_completions_are_bytes_and_an_end_within_the_limit(text: str, limit: int) -> None:
     sampler = ScriptedSampler(lambda _policy, prompt, _seed: prompt)
     request = Request("writer", sampler.prompt_ids("writer", text), 0)
-    [[found]] = sampler.sample([request], 1, max_new_tokens=limit)
-    assert 1 <= len(found.token_ids) == len(found.logprobs) <= limit
-    assert set(found.logprobs) == {0.0}
-    assert found.truncated == (found.token_ids[-1] != END)
-    assert END not in found.token_ids[:-1]
-    if not found.truncated:
-        assert found.text == text
-        assert found.token_ids[:-1] == found.prompt_ids
+    [[completion]] = sampler.sample([request], 1, max_new_tokens=limit)
+    assert 1 <= len(completion.token_ids) == len(completion.logprobs) <= limit
+    assert set(completion.logprobs) == {0.0}
+    assert completion.truncated == (completion.token_ids[-1] != END)
+    assert END not in completion.token_ids[:-1]
+    if not completion.truncated:
+        assert completion.text == text
+        assert completion.token_ids[:-1] == completion.prompt_ids
 
 
 def test_a_role_without_texts_and_an_unknown_role_are_refused() -> None:
@@ -67,5 +67,5 @@ def test_a_rollout_and_an_evaluation_run_without_a_model() -> None:
         [played] = engine.run([Task("t:0", 0)])
     assert [group.key.role for group in played.groups] == ["writer", "reader"] * 2
     assert {c.completion.text for c in played.groups[0].candidates} == {"aaaa", "b"}
-    found = evaluate(env, sampler, tasks=held_out(env, "test", 2), max_new_tokens=8)
-    assert found.scores["tokens"].mean > 0
+    evaluation = evaluate(env, sampler, tasks=held_out(env, "test", 2), max_new_tokens=8)
+    assert evaluation.scores["tokens"].mean > 0

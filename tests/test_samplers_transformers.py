@@ -178,7 +178,7 @@ def test_top_p_keeps_the_likeliest_tokens_and_their_own_distribution(top_p, kept
     token, logprob = draw(distribution(logits, SamplingParams(1, top_p=top_p)), drawn)
     assert set(token.tolist()) == kept
     weights = {0: 1.0, 1: 2.0, 2: 5.0}
-    expected = {index: weights[index] / sum(weights[each] for each in kept) for index in kept}
+    expected = {index: weights[index] / sum(weights[member] for member in kept) for index in kept}
     for index in kept:
         assert logprob[token == index][0].item() == pytest.approx(math.log(expected[index]))
 
@@ -195,15 +195,15 @@ def test_the_ends_of_the_unit_interval_never_pick_an_impossible_token(drawn):
 @pytest.mark.parametrize("shared", [True, False])
 def test_a_beginning_that_candidates_have_in_common_is_computed_once(shared, monkeypatch):
     model = a_model(shared)
-    kind = SharedDecoding if shared else PlainDecoding
+    decoding = SharedDecoding if shared else PlainDecoding
     rows: list[int] = []
-    own = kind.step
+    step = decoding.step
 
     def counted(self, token_R):
         rows.append(len(token_R))
-        return own(self, token_R)
+        return step(self, token_R)
 
-    monkeypatch.setattr(kind, "step", counted)
+    monkeypatch.setattr(decoding, "step", counted)
     # Cold, so that candidates are alike for some tokens, and then are not.
     result = sample_all(model, n=16, params=SamplingParams(12, temperature=0.25), ends=(3,))
     texts = {
@@ -235,5 +235,5 @@ def test_replies_of_the_benchmark_end_where_they_are_to_end(monkeypatch):
         monkeypatch.setattr(transformers, name, getattr(transformers, name))
     lengths = [7, 1, 2, 7, 3, 5]
     generator = LengthGenerator(lengths, 3, longest=7)
-    found = generator.generate(a_model(True), PROMPTS[:3], 2, SamplingParams(7), seeds(3))
-    assert [len(one.token_ids) for each in found for one in each] == lengths
+    completions = generator.generate(a_model(True), PROMPTS[:3], 2, SamplingParams(7), seeds(3))
+    assert [len(one.token_ids) for row in completions for one in row] == lengths

@@ -185,6 +185,7 @@ def test_files_of_the_parent_are_not_visible(sandbox: Sandbox, tmp_path: Path):
     assert set(result.stdout.splitlines()) <= refused
 
 
+@pytest.mark.slow
 def test_memory_of_the_parent_is_not_in_the_worker():
     secret = b"-".join([b"the", b"key", b"of", b"the", b"parent"]) * 3
     with open_sandbox("embedded", workers=1) as sandbox:
@@ -202,7 +203,7 @@ def test_memory_of_the_parent_is_not_in_the_worker():
 
 def memory(process: str) -> bytes:
     """All readable private memory of a process."""
-    found = []
+    chunks = []
     try:
         with Path(f"/proc/{process}/mem").open("rb", buffering=0) as file:
             for line in Path(f"/proc/{process}/maps").read_text().splitlines():
@@ -211,10 +212,10 @@ def memory(process: str) -> bytes:
                 if mode.startswith("rw") and end - begin < 1 << 28:
                     with contextlib.suppress(OSError):
                         file.seek(begin)
-                        found.append(file.read(end - begin) or b"")
+                        chunks.append(file.read(end - begin) or b"")
     except PermissionError:
         pytest.skip("this user may not look into other processes")
-    return b"".join(found)
+    return b"".join(chunks)
 
 
 def test_a_set_prints_the_same_on_every_worker():

@@ -29,10 +29,10 @@ def written(folder: Path, text: str, name: str = "program.py") -> str:
 def test_run_prints_what_the_program_prints(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     program = written(tmp_path, "import sys; print(input()); print('warned', file=sys.stderr)")
     assert main(["run", program, "--stdin", written(tmp_path, "hello\n", "in.txt")]) == 0
-    said = capfd.readouterr()
-    assert said.out == "hello\n"
-    assert "warned" in said.err
-    assert "[ok, exit code 0" in said.err
+    captured = capfd.readouterr()
+    assert captured.out == "hello\n"
+    assert "warned" in captured.err
+    assert "[ok, exit code 0" in captured.err
 
 
 def test_run_ends_with_1_where_the_program_fails(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
@@ -49,10 +49,10 @@ def test_run_calls_a_function(tmp_path: Path, capfd: pytest.CaptureFixture[str])
 
 def test_input_reaches_the_program_byte_for_byte(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     program = written(tmp_path, "import sys; print(sys.stdin.buffer.read().hex())")
-    given = "\ufeffé\r\n\x00𝔸\n".encode()
-    (tmp_path / "in.txt").write_bytes(given)
+    content = "\ufeffé\r\n\x00𝔸\n".encode()
+    (tmp_path / "in.txt").write_bytes(content)
     assert main(["run", program, "--stdin", str(tmp_path / "in.txt")]) == 0
-    assert capfd.readouterr().out == given.hex() + "\n"
+    assert capfd.readouterr().out == content.hex() + "\n"
 
 
 @pytest.mark.parametrize("which", ["program", "input", "standard input"])
@@ -87,9 +87,9 @@ def test_mistakes_are_one_clear_line(
     arguments: list[str], words: str, capfd: pytest.CaptureFixture[str]
 ):
     assert main(arguments) == 2
-    said = capfd.readouterr().err
-    assert words in said
-    assert "Traceback" not in said
+    message = capfd.readouterr().err
+    assert words in message
+    assert "Traceback" not in message
 
 
 @pytest.mark.parametrize(
@@ -109,10 +109,10 @@ def test_a_mistyped_command_line_is_one_line_with_its_cure(
     arguments: list[str], words: str, capfd: pytest.CaptureFixture[str]
 ):
     assert main(arguments) == 2
-    said = capfd.readouterr().err
-    assert words in said
-    assert said.startswith("error: ")
-    assert said.count("\n") == 1
+    message = capfd.readouterr().err
+    assert words in message
+    assert message.startswith("error: ")
+    assert message.count("\n") == 1
 
 
 @pytest.mark.parametrize("command", ["run", "check", "doctor", "build"])
@@ -121,11 +121,11 @@ def test_the_help_explains_every_option(command: str, capsys: pytest.CaptureFixt
         main([command, "--help"])
     assert ended.value.code == 0
     [parser] = [p for name, p in subcommands().items() if name == command]
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert parser.description
     for action in parser._actions:
         assert action.help, action
-        assert all(option in said for option in action.option_strings)
+        assert all(option in output for option in action.option_strings)
 
 
 def subcommands() -> dict[str, argparse.ArgumentParser]:
@@ -150,8 +150,8 @@ def test_a_reader_that_goes_away_ends_the_command_silently(words: list[str]):
         command.stdout.close()
         command.stdin.write(b"print('x' * 100_000)")
         command.stdin.close()
-        said = command.stderr.read()
-    assert (command.returncode, said) == (141, b"")
+        message = command.stderr.read()
+    assert (command.returncode, message) == (141, b"")
 
 
 def test_without_an_engine_build_says_how_to_get_one(
@@ -167,9 +167,9 @@ def test_check_counts_by_group_and_names_what_is_wrong(
     for group in GROUPS:
         monkeypatch.setitem(GROUPS, group, GROUPS[group][-1:])
     assert main(["check", "--all"]) == 0
-    said = capfd.readouterr().out
-    assert all(f"{group}" in said for group in GROUPS)
-    assert "seccomp" in said
+    output = capfd.readouterr().out
+    assert all(f"{group}" in output for group in GROUPS)
+    assert "seccomp" in output
     monkeypatch.setitem(GROUPS, "honest", (Behavior("is two", "print(1)", stdout="2\n"),))
     assert main(["check"]) == 1
     assert "FAILED   honest: is two: printed '1\\n', expected '2\\n'" in capfd.readouterr().out
@@ -179,10 +179,10 @@ def test_doctor_says_what_is_there_and_what_fixes_the_rest(
     no_engine: None, capfd: pytest.CaptureFixture[str]
 ):
     assert main(["doctor"]) == 0
-    said = capfd.readouterr().out
-    assert "embedded    isolates by" in said
-    assert "MISSING  docker" in said
-    assert "fix: start an engine" in said
+    output = capfd.readouterr().out
+    assert "embedded    isolates by" in output
+    assert "MISSING  docker" in output
+    assert "fix: start an engine" in output
 
 
 def test_doctor_names_the_switch_that_forbids_namespaces(

@@ -71,10 +71,10 @@ def container(sandbox: DockerSandbox) -> str:
 
 def ours(engine: Any) -> set[str]:
     with contextlib.closing(engine()) as client:
-        found = client.containers.list(
+        containers = client.containers.list(
             all=True, filters={"label": docker.OWNER_LABEL}, ignore_removed=True
         )
-        return {container.id for container in found}
+        return {container.id for container in containers}
 
 
 def eventually(condition: Callable[[], bool]) -> bool:
@@ -128,20 +128,20 @@ def test_the_container_itself_is_a_wall(engine: Any):
         try:
             client.api.start(made["Id"])
             client.api.wait(made["Id"])
-            said = client.api.logs(made["Id"]).decode()
+            output = client.api.logs(made["Id"]).decode()
         finally:
             client.api.remove_container(made["Id"], force=True)
-    found = json.loads(said)
-    assert found["uid"] == 65534
-    assert found["capabilities"] == ["0" * 16] * 5
-    assert (found["privileges"], found["seccomp"]) == ("1", "2")
-    assert found["interfaces"] == ["lo"]
-    assert found["socket"] == found["connect"] == 1  # EPERM
-    assert found["root"] == 30  # EROFS
-    assert found["tmp"] == errno.EROFS
-    assert found["secrets"] == []
-    assert not found["shm"]
-    assert not found["docker"]
+    report = json.loads(output)
+    assert report["uid"] == 65534
+    assert report["capabilities"] == ["0" * 16] * 5
+    assert (report["privileges"], report["seccomp"]) == ("1", "2")
+    assert report["interfaces"] == ["lo"]
+    assert report["socket"] == report["connect"] == 1  # EPERM
+    assert report["root"] == 30  # EROFS
+    assert report["tmp"] == errno.EROFS
+    assert report["secrets"] == []
+    assert not report["shm"]
+    assert not report["docker"]
 
 
 def test_the_container_has_no_more_than_it_was_given(engine: Any, own: DockerSandbox):
@@ -184,14 +184,14 @@ def test_a_large_input_and_a_large_output_pass(sandbox: DockerSandbox):
 
 def test_a_killed_container_is_replaced(engine: Any, own: DockerSandbox):
     first = container(own)
-    said: list[Any] = []
-    thread = threading.Thread(target=lambda: said.extend(own.run([SLEEP], [Case()] * 3)))
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.extend(own.run([SLEEP], [Case()] * 3)))
     thread.start()
     time.sleep(0.5)
     with contextlib.closing(engine()) as client:
         client.api.kill(first)
     thread.join(60)
-    assert [[r.status for r in row] for row in said] == [["ok"] * 3]
+    assert [[r.status for r in row] for row in results] == [["ok"] * 3]
     assert container(own) != first
 
 
@@ -248,7 +248,7 @@ def test_left_overs_are_removed_and_only_those_of_the_dead(engine: Any, own: Doc
         foreign = client.api.create_container(docker.image_name())["Id"]
         try:
             assert docker.remove_orphans(client) == 1
-            left = {found.id for found in client.containers.list(all=True)}
+            left = {other.id for other in client.containers.list(all=True)}
         finally:
             for identity in {*made.values(), foreign}:
                 with contextlib.suppress(Exception):
@@ -298,18 +298,18 @@ def test_an_engine_that_stops_in_the_middle_gives_no_verdict(tmp_path: Path):
             docker.build_image(client, base=engines.host_base(client))
         sandbox = DockerSandbox(1, connect=connect)
         sandbox.run(["1"], [Case()])
-        said: list[object] = []
+        outcomes: list[object] = []
 
         def run() -> None:
             try:
-                said.append(sandbox.run([SLEEP], [Case()] * 20))
+                outcomes.append(sandbox.run([SLEEP], [Case()] * 20))
             except SandboxUnavailable as error:
-                said.append(error)
+                outcomes.append(error)
 
         thread = threading.Thread(target=run)
         thread.start()
         time.sleep(0.6)
         engines.stop_at(url)
         thread.join(60)
-        assert isinstance(said[0], SandboxUnavailable)
+        assert isinstance(outcomes[0], SandboxUnavailable)
         sandbox.close()

@@ -42,27 +42,27 @@ def only_worker(sandbox: PooledSandbox) -> ProcessChannel:
 
 
 def in_background(work: Callable[[], object]) -> tuple[threading.Thread, list[Any]]:
-    said: list[Any] = []
+    outcomes: list[Any] = []
 
     def run() -> None:
         try:
-            said.append(work())
+            outcomes.append(work())
         except SandboxUnavailable as error:
-            said.append(error)
+            outcomes.append(error)
 
     thread = threading.Thread(target=run)
     thread.start()
-    return thread, said
+    return thread, outcomes
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
 def test_a_worker_killed_in_the_middle_is_replaced(sandbox: PooledSandbox, depth: int):
     first = only_worker(sandbox)
-    thread, said = in_background(lambda: sandbox.run([SLEEP], [Case()] * 2)[0])
+    thread, outcomes = in_background(lambda: sandbox.run([SLEEP], [Case()] * 2)[0])
     assert eventually(lambda: bool(running(first.pid)))
     os.kill(descendants(first.pid)[depth], signal.SIGKILL)
     thread.join(50)
-    [row] = said
+    [row] = outcomes
     assert [result.status for result in row] == ["ok"] * 2
     assert [result.stdout for result in row] == ["done\n"] * 2
     assert only_worker(sandbox) is not first
@@ -99,11 +99,11 @@ sys.stdin.read()
 
 
 def test_a_program_killed_from_outside_is_no_verdict(sandbox: PooledSandbox):
-    thread, said = in_background(lambda: sandbox.run([SLEEP], [Case()])[0])
+    thread, outcomes = in_background(lambda: sandbox.run([SLEEP], [Case()])[0])
     [pid] = eventually(lambda: running(only_worker(sandbox).pid))
     os.kill(pid, signal.SIGKILL)
     thread.join(50)
-    [[result]] = said
+    [[result]] = outcomes
     assert (result.status, result.stdout) == ("ok", "done\n")
 
 
@@ -116,11 +116,11 @@ def test_a_waiting_process_that_is_killed_is_no_verdict(sandbox: PooledSandbox):
 
 def test_other_limits_than_last_time_get_a_process_of_their_own(sandbox: PooledSandbox):
     program = "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
-    said = []
+    counts = []
     for open_files in (64, 20, 20, 64):
         limits = Limits(open_files=open_files)
-        said.append(int(sandbox.run([program], [Case()], limits=limits)[0][0].stdout))
-    assert said[0] == said[3] == said[1] + 44 == said[2] + 44
+        counts.append(int(sandbox.run([program], [Case()], limits=limits)[0][0].stdout))
+    assert counts[0] == counts[3] == counts[1] + 44 == counts[2] + 44
 
 
 def test_a_worker_that_is_lost_twice_raises(sandbox: PooledSandbox):
@@ -187,11 +187,11 @@ def test_closing_leaves_no_process_and_no_descriptor():
 
 
 def test_closing_ends_runs_in_progress(sandbox: PooledSandbox):
-    thread, said = in_background(lambda: sandbox.run(["import time; time.sleep(9)"], [Case()]))
+    thread, outcomes = in_background(lambda: sandbox.run(["import time; time.sleep(9)"], [Case()]))
     assert eventually(lambda: bool(running(only_worker(sandbox).pid)))
     sandbox.close()
     thread.join(50)
-    assert isinstance(said[0], SandboxUnavailable)
+    assert isinstance(outcomes[0], SandboxUnavailable)
 
 
 def test_runs_leave_no_descriptors_or_processes_in_the_worker(sandbox: PooledSandbox):
@@ -221,8 +221,8 @@ def test_a_forked_process_gets_workers_of_its_own():
         if pid == 0:
             code = 1
             try:
-                said = {result.stdout for [result] in sandbox.run(programs, [Case()])}
-                code = 0 if said == {"2\n"} and not before & sandbox._pool._all else 2
+                printed = {result.stdout for [result] in sandbox.run(programs, [Case()])}
+                code = 0 if printed == {"2\n"} and not before & sandbox._pool._all else 2
                 sandbox.close()
             finally:
                 os._exit(code)

@@ -83,22 +83,22 @@ def at_once(gate: Gate, texts: Sequence[str], limits: Sequence[Limits]) -> list[
 
 
 def test_programs_of_threads_that_wait_share_a_process(gate) -> None:
-    found = at_once(gate, [program(n) for n in range(12)], [LIMITS] * 12)
-    assert found == [[f"{3 * n}\n", f"{4 * n}\n"] for n in range(12)]
+    printed = at_once(gate, [program(n) for n in range(12)], [LIMITS] * 12)
+    assert printed == [[f"{3 * n}\n", f"{4 * n}\n"] for n in range(12)]
     assert gate.calls == 2  # the one that ran while the others came, and theirs
 
 
 def test_an_endless_loop_takes_no_result_from_those_that_share_its_process(gate) -> None:
     texts = [program(1), program(2), LOOP, program(3), program(4)]
-    found = at_once(gate, texts, [LIMITS] * 5)
-    assert found.pop(2) == ["cpu_limit", "cpu_limit"]
-    assert found == [[f"{3 * n}\n", f"{4 * n}\n"] for n in (1, 2, 3, 4)]
+    printed = at_once(gate, texts, [LIMITS] * 5)
+    assert printed.pop(2) == ["cpu_limit", "cpu_limit"]
+    assert printed == [[f"{3 * n}\n", f"{4 * n}\n"] for n in (1, 2, 3, 4)]
 
 
 def test_programs_with_other_limits_do_not_share(gate) -> None:
     limits = [Limits(memory_mib=mib) for mib in (96, 128, 128, 160)]
-    found = at_once(gate, [program(n) for n in range(4)], limits)
-    assert found == [[f"{3 * n}\n", f"{4 * n}\n"] for n in range(4)]
+    printed = at_once(gate, [program(n) for n in range(4)], limits)
+    assert printed == [[f"{3 * n}\n", f"{4 * n}\n"] for n in range(4)]
     assert gate.calls in (3, 4)  # four where one of the two alike came first of all
 
 
@@ -117,10 +117,10 @@ def test_an_interrupt_of_one_thread_leaves_the_others_their_results(gate) -> Non
     def interrupted(*args: Any, **options: Any) -> Any:
         nonlocal first
         mine, first = first, False
-        found = run(*args, **options)
+        results = run(*args, **options)
         if mine:
             raise KeyboardInterrupt
-        return found
+        return results
 
     gate.run = interrupted
     asked = submitted(gate, [program(n) for n in range(6)], [LIMITS] * 6)
@@ -148,8 +148,8 @@ class Answering:
     """A sandbox without processes."""
 
     def run(self, *_: object, **__: object) -> list[list[RunResult]]:
-        said = b'[["1", "", "", 0.0], ["2", "", "", 0.0]]\n'
-        return [[RunResult("ok", said, b"", 0, 0.0, 0.0, 1.0, "none")]]
+        output = b'[["1", "", "", 0.0], ["2", "", "", 0.0]]\n'
+        return [[RunResult("ok", output, b"", 0, 0.0, 0.0, 1.0, "none")]]
 
 
 @pytest.mark.timeout(30)
@@ -173,12 +173,12 @@ def test_an_interrupt_at_any_line_leaves_nothing_locked() -> None:
     while not ends or ends[-1] is None:
         sys.settrace(interrupt_at(len(ends)))
         try:
-            found = outputs(sandbox, program(1))  # type: ignore[arg-type]
+            printed = outputs(sandbox, program(1))  # type: ignore[arg-type]
         except KeyboardInterrupt:
-            found = None
+            printed = None
         finally:
             sys.settrace(before)
-        ends.append(found)
+        ends.append(printed)
         scored: list[list[str]] = []
         # Where it hangs, it must not hold up the end of the tests.
         thread = threading.Thread(target=lambda: scored.append(outputs(sandbox, "1")), daemon=True)  # type: ignore[arg-type]  # noqa: B023

@@ -69,7 +69,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def look(client: Any, *, options: Sequence[str] = (), **host: Any) -> dict[str, Any]:
     """What `LOOK` finds in a container that is started in the usual way, with `options`."""
-    said = client.containers.run(
+    output = client.containers.run(
         engines.BASE,
         ["python3", "-c", LOOK],
         remove=True,
@@ -78,17 +78,17 @@ def look(client: Any, *, options: Sequence[str] = (), **host: Any) -> dict[str, 
         volumes={str(ROOT / "pettingllms"): {"bind": "/src/pettingllms", "mode": "ro"}},
         **host,
     )
-    found: dict[str, Any] = json.loads(said.splitlines()[-1])
-    return found
+    report: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return report
 
 
 def test_a_default_container_holds_programs_by_less_and_says_so(client: Any):
-    found = look(client)
-    assert found["isolation"] == "landlock+seccomp"
-    assert found["stdout"] == "65534 /\n", found
-    assert (found["written"], found["full"], found["left"]) == ("error", "error", [])
-    assert "namespaces" in found["refused"]
-    assert " ".join(isolation.CONTAINER_OPTIONS) in found["refused"]
+    report = look(client)
+    assert report["isolation"] == "landlock+seccomp"
+    assert report["stdout"] == "65534 /\n", report
+    assert (report["written"], report["full"], report["left"]) == ("error", "error", [])
+    assert "namespaces" in report["refused"]
+    assert " ".join(isolation.CONTAINER_OPTIONS) in report["refused"]
 
 
 @pytest.mark.parametrize("user", ["0:0", "65534:65534", "1000:1000"])
@@ -96,14 +96,14 @@ def test_the_cure_gives_a_container_every_layer(client: Any, user: str):
     """Root has no CAP_SYS_ADMIN there, and gets its namespaces inside a user namespace."""
     options = isolation.CONTAINER_OPTIONS[1::2]
     assert isolation.CONTAINER_OPTIONS[::2] == ("--security-opt",) * len(options)
-    found = look(client, options=options, user=user)
-    assert found["isolation"] == "namespaces+landlock+seccomp", found
-    assert found["stdout"] == "65534 /scratch/tmp\n", found
-    assert (found["written"], found["full"]) == ("ok", "error")
-    assert (found["left"], found["refused"]) == ([], "")
+    report = look(client, options=options, user=user)
+    assert report["isolation"] == "namespaces+landlock+seccomp", report
+    assert report["stdout"] == "65534 /scratch/tmp\n", report
+    assert (report["written"], report["full"]) == ("ok", "error")
+    assert (report["left"], report["refused"]) == ([], "")
 
 
 def test_root_without_any_capability_still_holds_programs(client: Any):
-    found = look(client, cap_drop=["ALL"])
-    assert found["isolation"] == "landlock+seccomp"
-    assert found["full"] == "error"
+    report = look(client, cap_drop=["ALL"])
+    assert report["isolation"] == "landlock+seccomp"
+    assert report["full"] == "error"

@@ -58,11 +58,11 @@ def test_a_sandbox_says_what_holds_its_programs():
 @pytest.mark.parametrize("missing", isolation.LAYERS[:2])
 def test_less_than_required_is_refused_with_a_cure(missing: str):
     with EmbeddedSandbox(1, without=(missing,)) as sandbox:
-        said = f"{missing}: left out on request"
-        with pytest.raises(SandboxUnavailable, match=said) as caught:
+        message = f"{missing}: left out on request"
+        with pytest.raises(SandboxUnavailable, match=message) as caught:
             sandbox.require_isolation("full")
         assert isolation.cure(missing) in str(caught.value)
-        with pytest.raises(SandboxUnavailable, match=said):
+        with pytest.raises(SandboxUnavailable, match=message):
             sandbox.run(["1"], [Case()])
         assert not sandbox._pool._all
 
@@ -113,11 +113,11 @@ def test_the_command_takes_the_level(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_run_says_and_writes_which_layers_hold(tmp_path: Path):
-    said = Said()
-    train(settings(tmp_path / "run", require_isolation="full"), display=said, stop=lambda: True)
+    display = Said()
+    train(settings(tmp_path / "run", require_isolation="full"), display=display, stop=lambda: True)
     [start] = json.loads((tmp_path / "run" / "run.json").read_text())
     assert start["isolation"] == "namespaces+landlock+seccomp"
-    assert "programs of the agents are held by namespaces+landlock+seccomp" in said.lines
+    assert "programs of the agents are held by namespaces+landlock+seccomp" in display.lines
 
 
 def test_a_run_on_a_weaker_machine_says_so_or_is_refused_before_anything_is_written(
@@ -125,11 +125,11 @@ def test_a_run_on_a_weaker_machine_says_so_or_is_refused_before_anything_is_writ
 ):
     with EmbeddedSandbox(1, without=("namespaces",)) as weak:
         monkeypatch.setattr("pettingllms.envs.team_env.shared_sandbox", lambda _: weak)
-        said = Said()
-        train(settings(tmp_path / "any"), display=said, stop=lambda: True)
+        display = Said()
+        train(settings(tmp_path / "any"), display=display, stop=lambda: True)
         [start] = json.loads((tmp_path / "any" / "run.json").read_text())
         assert start["isolation"] == "landlock+seccomp"
-        assert any("alone, without namespaces" in line for line in said.lines)
+        assert any("alone, without namespaces" in line for line in display.lines)
         with pytest.raises(SandboxUnavailable, match="namespaces"):
             train(settings(tmp_path / "full", require_isolation="full"))
     assert not (tmp_path / "full").exists()

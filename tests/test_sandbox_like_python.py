@@ -131,13 +131,14 @@ def sandbox() -> Iterator[Sandbox]:
         yield sandbox
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_does_what_it_does_outside(sandbox: Sandbox, name: str, tmp_path):
     script = tmp_path / "main.py"
     script.write_text(PROGRAMS[name], encoding="utf-8")
-    given = tmp_path / "given"
-    given.write_bytes(STDIN.encode())
-    with given.open("rb") as stdin:
+    stdin_file = tmp_path / "given"
+    stdin_file.write_bytes(STDIN.encode())
+    with stdin_file.open("rb") as stdin:
         outside = subprocess.run(
             [sys.executable, "-I", "-X", "utf8", str(script)],
             stdin=stdin,
@@ -152,7 +153,7 @@ def test_a_program_does_what_it_does_outside(sandbox: Sandbox, name: str, tmp_pa
     if outside.returncode == 1 or name.endswith("in a line"):
         expected = outside.stderr.decode().replace(f"{tmp_path}/", "")
         # The sandbox has some frames of the recursion limit for itself.
-        said, expected = (
+        stderr, expected = (
             re.sub(r"repeated \d+|0x[0-9a-f]+", "", text) for text in (inside.stderr, expected)
         )
-        assert said == expected
+        assert stderr == expected

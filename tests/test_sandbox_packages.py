@@ -60,8 +60,8 @@ def says(
     options: Mapping[str, object] = MappingProxyType({}),
     **variables: str,
 ) -> list[str]:
-    given = json.dumps({"packages": list(packages), **options})
-    command = (str(python), *FLAGS, str(WORKER_MAIN), given)
+    settings = json.dumps({"packages": list(packages), **options})
+    command = (str(python), *FLAGS, str(WORKER_MAIN), settings)
     environment = {**ENVIRONMENT, **variables}
     order = RunPlan.of(programs, [Case()], Limits(), end_at_limit=True)
     request = order.request([(number, 0) for number in range(len(programs))])
@@ -83,8 +83,8 @@ def test_a_package_is_found_where_the_interpreter_finds_it(
 def test_nothing_else_of_the_folder_of_a_package_is_shown(environment: Path):
     source = environment.parents[2] / "edited" / "secret.py"
     look = [f"print(open({str(source)!r}).read())", "import secret", "import installed"]
-    said = says(environment, ["editable"], look)
-    assert [text.splitlines()[-1].split(":")[0] for text in said] == [
+    outputs = says(environment, ["editable"], look)
+    assert [text.splitlines()[-1].split(":")[0] for text in outputs] == [
         "FileNotFoundError",
         "ModuleNotFoundError",
         "ModuleNotFoundError",
@@ -95,8 +95,10 @@ def test_what_lies_beside_a_package_is_not_there_where_it_could_be_seen(environm
     """Without namespaces the files are there, and Landlock alone says that they cannot be read."""
     programs = [f"import {name}" for name in ("installed", "finder", "secret")]
     options = {"without": ["namespaces"]}
-    said = says(environment, ["editable"], programs, options)
-    assert [text.rpartition("\n")[2].split(":")[0] for text in said] == ["ModuleNotFoundError"] * 3
+    outputs = says(environment, ["editable"], programs, options)
+    assert [text.rpartition("\n")[2].split(":")[0] for text in outputs] == [
+        "ModuleNotFoundError"
+    ] * 3
 
 
 def test_without_packages_no_site_is_looked_at(environment: Path):

@@ -27,9 +27,9 @@ print(len(reports), [report for report in reports if report.complaint])
 def interpreter(version: str) -> str | None:
     """A Python of this version: on the path, or one of pyenv's, which are often not on it."""
     others = sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python"))
-    for found in (shutil.which(f"python{version}"), *map(str, others)):
-        if found and subprocess.run([found, "-c", ""], capture_output=True).returncode == 0:
-            return found
+    for python in (shutil.which(f"python{version}"), *map(str, others)):
+        if python and subprocess.run([python, "-c", ""], capture_output=True).returncode == 0:
+            return python
     return None
 
 

@@ -79,13 +79,13 @@ def test_every_call_of_the_tables_has_its_verdict(machine: str):
 @machines
 @given(number=st.integers(0, 0x3FFFFFFF) | st.integers(0, 600))
 def test_every_other_call_is_refused(machine: str, number: int):
-    known = {
+    listed = {
         value
         for table in (seccomp.ALLOWED, seccomp.CHECKED, seccomp.HOSTILE)
         for value in seccomp.numbers(table, machine).values()
     }
-    if number not in known:
-        assert verdict(machine, number) == (EPERM if number < max(known) else ENOSYS)
+    if number not in listed:
+        assert verdict(machine, number) == (EPERM if number < max(listed) else ENOSYS)
 
 
 @machines
@@ -127,8 +127,8 @@ def test_signals_reach_nobody_else(
     FILTERS.clear()
     arguments = [target, 0, 0]
     arguments[signal_at] = signal
-    own = seccomp.TRAP if signal == 9 else seccomp.ALLOW
-    expected = own if target == pid else EPERM
+    to_itself = seccomp.TRAP if signal == 9 else seccomp.ALLOW
+    expected = to_itself if target == pid else EPERM
     assert verdict(machine, number, *arguments, pid=pid) == expected
 
 

@@ -136,10 +136,10 @@ def test_every_limit_can_be_replaced(name):
 
 def test_the_users_limit_goes_over_the_data_sets_and_that_over_the_environments():
     default = Limits(cpu_s=2.0, wall_s=10.0, memory_mib=256)
-    own = (("cpu_s", 6.0),)
-    assert SandboxSettings().limits_over(default, own) == Limits(6.0, 30.0, 256)
+    of_data = (("cpu_s", 6.0),)
+    assert SandboxSettings().limits_over(default, of_data) == Limits(6.0, 30.0, 256)
     user = SandboxSettings.of({"cpu_s": 1.5, "memory_mib": 512})
-    assert user.limits_over(default, own) == Limits(1.5, 30.0, 512)
+    assert user.limits_over(default, of_data) == Limits(1.5, 30.0, 512)
     assert SandboxSettings.of({"cpu_s": 4, "wall_s": 5}).limits_over(default).wall_s == 5
 
 

@@ -150,30 +150,30 @@ def earns_no_more(stalling, honest):
     """In sum, for each role, up to each turn, a reply, and by every estimator of whole episodes."""
     assert sum(r for *_, r in stalling) <= sum(r for *_, r in honest) + 1e-9
     for role in {role for role, *_ in honest}:
-        own = [sum(r for who, _, r in play if who == role) for play in (stalling, honest)]
-        assert own[0] <= own[1] + 1e-9, role
+        sums = [sum(r for who, _, r in play if who == role) for play in (stalling, honest)]
+        assert sums[0] <= sums[1] + 1e-9, role
     for turn in range(TURNS):
         so_far = [sum(r for _, t, r in play if t <= turn) for play in (stalling, honest)]
         assert so_far[0] <= so_far[1] + 1e-9, turn
     means = [sum(r for *_, r in play) / len(play) for play in (stalling, honest)]
     assert means[0] <= means[1] + 1e-9
     for name in METHODS.own:
-        kind = METHODS.load(name)
-        if name in PARTS:
+        method = METHODS.load(name)
+        if name in PARTS or name == "distill":  # which reads no rewards
             continue
         # What is credited to calls and decisions is not what these were paid; a critic values
         # decisions and not episodes.
-        if not kind.tree and not kind.frozen_base and kind.credits in ("any", "whole"):
+        if not method.tree and not method.frozen_base and method.credits in ("any", "whole"):
             groups = [
                 group(role, turn, depth, [reward], episode, sum(r for *_, r in decisions))
                 for episode, decisions in enumerate((stalling, honest))
                 for depth, (role, turn, reward) in enumerate(decisions)
             ]
             # A running baseline has seen the first episode when it meets the second: apart, it has not.
-            own, other = groups[: len(stalling)], groups[len(stalling) :]
-            alone = kind.least == 1
+            stalled, other = groups[: len(stalling)], groups[len(stalling) :]
+            alone = method.least == 1
             values = [
-                *(advantages(own, name) + advantages(other, name) if alone else ()),
+                *(advantages(stalled, name) + advantages(other, name) if alone else ()),
                 *(() if alone else advantages(groups, name)),
             ]
             if name == "marshal":
@@ -186,6 +186,7 @@ def earns_no_more(stalling, honest):
             assert max(values[: len(stalling)]) <= min(values[len(stalling) :]) + 1e-6, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"alpha": 0.25}, {"rewards": "sparse"}], ids=str)
 @pytest.mark.parametrize(
     ("make", "name"),
@@ -224,12 +225,12 @@ def test_advantages_within_a_node_are_those_of_the_scores_themselves(
             twins = env.branch(texts)
             paid = [twin.rewards[agent] for twin in twins]
             scores = [twin._state.scores for twin in twins]
-            raw = [alpha * each.team + each.local[agent] for each in scores]
+            raw = [alpha * score.team + score.local[agent] for score in scores]
             assert depth < 2 or paid != raw
-            found, expected = (
+            computed, expected = (
                 advantages([group(agent, env.turn, depth, rewards)], "at_grpo")
                 for rewards in (paid, raw)
             )
-            assert found == pytest.approx(expected, abs=1e-6)
-            assert any(found)
+            assert computed == pytest.approx(expected, abs=1e-6)
+            assert any(computed)
             env = twins[depth % len(texts)]

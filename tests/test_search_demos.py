@@ -19,8 +19,8 @@ from pettingllms.envs.search_text import SearchReply, parse_reply
 def drawn():
     """Demonstrations: the role, the other lines of the prompt, and the reply."""
     rng = random.Random("search demos")
-    found = [search_demos.demo(rng, 0.5) for _ in range(3000)]
-    return [(*demo.prompt.split("\n "), demo.reply) for demo in found]
+    sampled = [search_demos.demo(rng, 0.5) for _ in range(3000)]
+    return [(*demo.prompt.split("\n "), demo.reply) for demo in sampled]
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def several(drawn):
 
 
 def test_replies_can_be_read_and_are_right(single):
-    said = set()
+    shown = set()
     for role, question, *lines, reply in single:
         read = parse_reply(role, reply, "compact")
         assert isinstance(read, SearchReply)
@@ -49,8 +49,8 @@ def test_replies_can_be_read_and_are_right(single):
             "answer": held[0].split()[-1] if held else None,
         }
         assert read.said == right[read.kind]
-        said.add((role, read.kind, bool(held)))
-    assert said == {
+        shown.add((role, read.kind, bool(held)))
+    assert shown == {
         ("verifier", "verify", True),
         ("verifier", "verify", False),
         ("searcher", "search", False),
@@ -111,9 +111,9 @@ def test_every_word_of_the_other_splits_is_shown_in_training():
         assert {re.sub(r"\d", "", e) for e in other.entities} <= {
             re.sub(r"\d", "", e) for e in train.entities
         }
-        for part in (0, 1):
-            assert {r.split()[part] for r in other.relations} <= {
-                r.split()[part] for r in train.relations
+        for place in (0, 1):
+            assert {r.split()[place] for r in other.relations} <= {
+                r.split()[place] for r in train.relations
             }
 
 

@@ -24,11 +24,11 @@ def test_no_demonstration_has_three_look_ups_or_says_which_query_of_two_is_right
     rng, second = random.Random(0), []
     for _ in range(6000):
         prompt, reply = search.demo(rng, 0.0)
-        role, question, *found = prompt.split("\n ")
+        role, question, *passages = prompt.split("\n ")
         *relations, start = question.split(" of ")
         assert len(relations) <= 2
-        if role == "searcher" and len(relations) == 2 and len(found) == 2:
-            first = next(line for line in found if line.startswith(f"{start} {relations[1]} "))
+        if role == "searcher" and len(relations) == 2 and len(passages) == 2:
+            first = next(line for line in passages if line.startswith(f"{start} {relations[1]} "))
             second.append(reply.strip() == f"{first.split()[-1]} {relations[0]}")
     assert len(second) > 150
     # One entity of two or three, and one relation of two.
@@ -72,6 +72,7 @@ def start(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arm", search_team.ARMS)
 def test_every_arm_trains_and_is_measured(arm, start):
     run = search_team.train(SEARCH, search_team.ARMS[arm], 1e-3, 0, tokens=10)
@@ -81,6 +82,7 @@ def test_every_arm_trains_and_is_measured(arm, start):
     assert len(run["curve"]) >= 2
 
 
+@pytest.mark.slow
 def test_a_mean_for_each_agent_leaves_no_agent_above_or_below_it(start):
     """The advantages of an agent are centered under `dr_mas`, whatever its calls."""
     run = search_team.train(SEARCH, search_team.ARMS["dr_mas"], 1e-3, 0, tokens=400)

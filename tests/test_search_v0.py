@@ -34,13 +34,13 @@ REPLIES = (
 
 def golden_env(folder, scheme, **options):
     """The environment of the golden transcripts: one question, ten passages."""
-    given = PLAYED[scheme]["inputs"]
-    corpus = given["corpus"]
-    row = {"question": given["question"], "answer": given["gold"]}
-    row["gold"] = [corpus[number] for number in given["hops"]]
+    inputs = PLAYED[scheme]["inputs"]
+    corpus = inputs["corpus"]
+    row = {"question": inputs["question"], "answer": inputs["gold"]}
+    row["gold"] = [corpus[number] for number in inputs["hops"]]
     (folder / "questions.jsonl").write_text(json.dumps(row))
     (folder / "corpus.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in corpus))
-    options = {"top": given["top"], "max_turns": given["max_turns"], "rewards": scheme, **options}
+    options = {"top": inputs["top"], "max_turns": inputs["max_turns"], "rewards": scheme, **options}
     env = search_v0.env(
         dataset=folder / "questions.jsonl",
         corpus=folder / "corpus.jsonl",
@@ -71,11 +71,11 @@ def test_rewards_and_order_are_those_of_the_golden_transcripts(tmp_path, scheme,
     env = golden_env(tmp_path, scheme)
     expected = case["expected"][name]
     recall = 0.0
-    for (role, kind, text), (_, team, local) in zip(
+    for (role, tag, text), (_, team, local) in zip(
         case["inputs"]["transcripts"][name], expected["rewards"], strict=True
     ):
         assert env.agent_selection == f"{role}_0"
-        bad = kind == "bad"
+        bad = tag == "bad"
         if scheme == "dense" and bad and role == "verifier" and recall < 1:
             local -= search_v0.WRONG_WORD
         assert say(env, "" if bad else text) == pytest.approx((team, local))
@@ -141,13 +141,13 @@ def test_a_team_that_plays_well_earns_two_in_every_topology(topology, split):
 
 def test_the_replies_decide_who_acts():
     env = search_v0.env(max_turns=3)
-    said = {"searcher_0": REPLIES[2], "answerer_0": REPLIES[3]}
+    replies = {"searcher_0": REPLIES[2], "answerer_0": REPLIES[3]}
     for word, order in (
         ("yes", ["verifier_0", "answerer_0"]),
         ("no", ["verifier_0", "searcher_0"] * 2 + ["verifier_0", "answerer_0"]),
     ):
         verdict = f"<verify>{word}</verify>"
-        assert played(env, lambda env, v=verdict: said.get(env.agent_selection, v))[1] == order
+        assert played(env, lambda env, v=verdict: replies.get(env.agent_selection, v))[1] == order
 
 
 @pytest.mark.parametrize("topology", search_v0.ROLES)
@@ -314,8 +314,8 @@ def test_a_situation_is_the_same_whatever_led_to_it():
     for first, second in (("a b", "b a"), ("b a", "a b")):
         env = search_v0.env()
         env.reset(seed=0)
-        known = env._state.question.gold
-        queries = {"a b": known[0].rsplit(" ", 1)[0], "b a": known[1].rsplit(" ", 1)[0]}
+        gold = env._state.question.gold
+        queries = {"a b": gold[0].rsplit(" ", 1)[0], "b a": gold[1].rsplit(" ", 1)[0]}
         for query in (first, second):
             env.step(REPLIES[1])
             env.step(f"<search>{queries[query]}</search>")
@@ -342,9 +342,9 @@ def test_an_episode_continues_from_its_snapshot_in_the_middle():
     env.step(REPLIES[1])
     env.step(oracle(env))
     other.restore(pickle.loads(pickle.dumps(env.snapshot())))
-    for each in (env, other):
-        each.step(REPLIES[1])
-        each.step(oracle(each))
+    for game in (env, other):
+        game.step(REPLIES[1])
+        game.step(oracle(game))
     assert env.observe("verifier_0") == other.observe("verifier_0")
     assert env.infos == other.infos
 
@@ -482,8 +482,8 @@ def test_a_workers_context_is_its_own_and_a_planner_sees_results_alone(prompt):
     question, held = env._state.question, env._state.question.gold[0]
     query = held.rsplit(" ", 1)[0]
 
-    def say(kind, said):
-        env.step(f"<{kind}>{said}</{kind}>" if prompt == "full" else f"{kind} {said}")
+    def say(tag, text):
+        env.step(f"<{tag}>{text}</{tag}>" if prompt == "full" else f"{tag} {text}")
 
     say("task", "look up something")
     shown = env.observe("worker_0")["text"]
@@ -572,6 +572,6 @@ def test_a_report_that_keeps_back_what_its_call_found_costs_half_of_it():
         thing = env._state.question.gold[0].split()[-1]
         env.step(f"<task>{query}</task>")
         env.step(f"<search>{query}</search>")
-        said = {"crab": thing, "task again": query}.get(report, report)
-        env.step(f"<result>{said}</result>")
+        text = {"crab": thing, "task again": query}.get(report, report)
+        env.step(f"<result>{text}</result>")
         assert env.rewards["worker_0"] == (0.0 if cost is None else -cost)

@@ -56,18 +56,20 @@ def url(server):
 
 @pytest.fixture
 def client(url):
-    with openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0) as found:
-        yield found
+    with openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0) as asking:
+        yield asking
 
 
 def said(text):
     return [{"role": "user", "content": text}]
 
 
+@pytest.mark.slow
 def test_there_is_a_model_for_each_role(client):
     assert [model.id for model in client.models.list()] == ["writer", "reader"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ROLES)
 def test_a_role_answers_as_its_own_policy_does(client, policies, role):
     settings = {"max_tokens": 10, "temperature": 0.8, "seed": 7, "n": 3}
@@ -81,9 +83,9 @@ def test_a_role_answers_as_its_own_policy_does(client, policies, role):
         )[0]
         for policy in (ROLES[role], next(name for name in ROLES if name != role))
     )
-    found = [choice.message.content for choice in answer.choices]
-    assert found == [reply.text for reply in expected]
-    assert found != [reply.text for reply in other]
+    texts = [choice.message.content for choice in answer.choices]
+    assert texts == [reply.text for reply in expected]
+    assert texts != [reply.text for reply in other]
     reasons = [choice.finish_reason for choice in answer.choices]
     assert reasons == ["length" if reply.truncated else "stop" for reply in expected]
     assert answer.model == role
@@ -232,7 +234,7 @@ def test_a_stream_has_the_same_text_and_numbers_as_the_whole_answer(client, seed
     assert texts == [choice.message.content for choice in whole.choices]
     assert reasons == [choice.finish_reason for choice in whole.choices]
     assert usage == whole.usage
-    assert [[t.token for t in own] for own in tokens] == [
+    assert [[t.token for t in of_choice] for of_choice in tokens] == [
         [t.token for t in choice.logprobs.content] for choice in whole.choices
     ]
 
@@ -243,10 +245,10 @@ def test_a_stop_string_ends_a_completion_also_across_tokens(client, policies):
     start = next(k for k in range(5, len(whole) - 4) if whole.find(whole[k : k + 4]) == k)
     stop = whole[start : start + 4]
     assert len(policies.chat.tokenizer.encode(stop)) >= 4
-    found = client.chat.completions.create(**settings, stop=["never said", stop])
-    assert found.choices[0].message.content == whole[:start]
-    assert found.choices[0].finish_reason == "stop"
-    assert found.usage.completion_tokens < 60
+    stopped = client.chat.completions.create(**settings, stop=["never said", stop])
+    assert stopped.choices[0].message.content == whole[:start]
+    assert stopped.choices[0].finish_reason == "stop"
+    assert stopped.usage.completion_tokens < 60
     pieces = client.chat.completions.create(**settings, stop=stop, stream=True)
     assert "".join(p.choices[0].delta.content or "" for p in pieces) == whole[:start]
 
@@ -275,14 +277,14 @@ def test_log_probabilities_are_those_of_sampling(client, policies):
 
 def test_parts_of_a_character_have_their_bytes_and_stand_where_it_does(client):
     text = "né日😀"
-    found = client.completions.create(
+    completion = client.completions.create(
         model="writer", prompt=text, max_tokens=0, echo=True, logprobs=1
     )
-    logprobs = found.choices[0].logprobs
+    logprobs = completion.choices[0].logprobs
     named = [name.removeprefix("bytes:").replace("\\x", "") for name in logprobs.tokens]
     data = [
-        bytes.fromhex(name) if known.startswith("bytes:") else name.encode()
-        for name, known in zip(named, logprobs.tokens, strict=True)
+        bytes.fromhex(name) if spelled.startswith("bytes:") else name.encode()
+        for name, spelled in zip(named, logprobs.tokens, strict=True)
     ]
     assert b"".join(data) == text.encode()
     assert len(data) > len(text)
@@ -292,7 +294,7 @@ def test_parts_of_a_character_have_their_bytes_and_stand_where_it_does(client):
         [choice] = client.chat.completions.create(
             model="writer", messages=said("x"), seed=seed, temperature=2.0, logprobs=True
         ).choices
-        joined = b"".join(bytes(each.bytes) for each in choice.logprobs.content)
+        joined = b"".join(bytes(token.bytes) for token in choice.logprobs.content)
         assert joined.decode(errors="replace").startswith(choice.message.content)
 
 
@@ -312,12 +314,12 @@ def test_a_prompt_is_scored_token_by_token_for_evaluation_harnesses(client, poli
             with torch.no_grad():
                 logprobs_PV = model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
             expected = [logprobs_PV[place, token].item() for place, token in enumerate(ids[1:])]
-            found = choice.logprobs
-            assert found.token_logprobs[0] is None
-            assert found.token_logprobs[1 : len(ids)] == pytest.approx(expected, abs=1e-4)
-            assert len(found.tokens) == len(ids) + tokens
-            assert found.top_logprobs[0] is None
-            likeliest = [max(table.values()) for table in found.top_logprobs[1 : len(ids)]]
+            scored = choice.logprobs
+            assert scored.token_logprobs[0] is None
+            assert scored.token_logprobs[1 : len(ids)] == pytest.approx(expected, abs=1e-4)
+            assert len(scored.tokens) == len(ids) + tokens
+            assert scored.top_logprobs[0] is None
+            likeliest = [max(table.values()) for table in scored.top_logprobs[1 : len(ids)]]
             best = logprobs_PV.max(-1).values.tolist()[: len(ids) - 1]
             assert likeliest == pytest.approx(best, abs=1e-4)
         text = policies.chat.tokenizer.decode(prompts[0])
@@ -329,17 +331,17 @@ def test_a_tokenizer_is_served_as_vllm_does(url):
     assert endpoint.get("/tokenizer_info", 10)["eos_token"] == "<|end|>"
     tokens = endpoint.post("/tokenize", {"prompt": "añb", "add_special_tokens": False}, 10)
     assert tokens["count"] == len(tokens["tokens"]) == 4
-    found = endpoint.post("/detokenize", {"tokens": tokens["tokens"]}, 10)
-    assert found == {"prompt": "añb"}
+    decoded = endpoint.post("/detokenize", {"tokens": tokens["tokens"]}, 10)
+    assert decoded == {"prompt": "añb"}
     for path, body in (("/tokenize", {"prompt": 3}), ("/detokenize", {"tokens": [-1]})):
         with pytest.raises(ServerError, match="400"):
             endpoint.post(path, body, 10)
 
 
 def test_a_role_without_a_prompt_of_its_own_says_so(client):
-    found = client.models.retrieve("writer")
-    assert found.role_prompt is None
-    assert "takes no free question" in found.prompt
+    model = client.models.retrieve("writer")
+    assert model.role_prompt is None
+    assert "takes no free question" in model.prompt
     with pytest.raises(openai.NotFoundError, match="did you mean 'writer'"):
         client.models.retrieve("writr")
 
@@ -402,7 +404,7 @@ def test_an_unknown_path_is_an_error_that_clients_can_read(url, path, method, st
 
 def test_the_name_of_the_scheme_may_be_written_in_any_case():
     assert all(http.authorized(f"{name} key", "key") for name in ("Bearer", "bearer", "BEARER"))
-    assert not any(http.authorized(given, "key") for given in ("Basic key", "key", "", None))
+    assert not any(http.authorized(header, "key") for header in ("Basic key", "key", "", None))
 
 
 def test_a_body_of_ten_megabytes_is_refused_before_it_is_sent(url):
@@ -472,6 +474,7 @@ def test_a_full_queue_is_said_at_once_and_when_to_come_back(url, server):
 # -------------------------------------------------------------------------------- the command
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.timeout(300)
 def test_the_command_serves_a_run_and_stops_when_told_also_while_sampling(run, number, tmp_path):
@@ -483,7 +486,7 @@ def test_the_command_serves_a_run_and_stops_when_told_also_while_sampling(run, n
         )
         assert "no.such" in config.read_text()
     with contextlib.ExitStack() as stack:
-        served = serving(run, "--backend", "transformers", end=number, seconds=20.0)
+        served = serving(run, "--sampler", "transformers", end=number, seconds=20.0)
         base, key = stack.enter_context(served)
         assert len(key) > 20  # a random one
         with openai.OpenAI(base_url=base, api_key=key, max_retries=0) as asking:
@@ -499,9 +502,15 @@ def test_the_command_serves_a_run_and_stops_when_told_also_while_sampling(run, n
         served.__exit__(None, None, None)
         # Who was being answered learns why it ends there.
         rest = b""
-        while part := connection.recv(1 << 16):
-            rest += part
+        while chunk := connection.recv(1 << 16):
+            rest += chunk
         assert b"the server is stopping" in rest
+
+
+@pytest.mark.parametrize("words", [["--backend", "vllm"], ["--backend=vllm"]])
+def test_the_old_name_of_the_sampler_is_taken_with_a_hint(words, capsys):
+    assert serve.parse(["runs/x", *words])[1].sampler == "vllm"
+    assert "--backend is called --sampler now" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -510,7 +519,7 @@ def test_the_command_serves_a_run_and_stops_when_told_also_while_sampling(run, n
         ([], "name the run first: pettingllms-serve runs/latest"),
         (["--port", "8000"], "name the run first"),
         (["runs/x", "--prot", "8000"], "unknown option '--prot'; did you mean '--port'"),
-        (["runs/x", "--backend", "vlm"], "backend must be one of auto, vllm, transformers"),
+        (["runs/x", "--sampler", "vlm"], "sampler must be one of auto, vllm, transformers"),
         (["runs/x", "--api-key", "k"], "unknown option '--api-key'.* give --key-file FILE"),
         (["runs/x", "--api-key=k"], "unknown option '--api-key'.* give --key-file FILE"),
         (["runs/x", "--port", "0"], "port must be from 1 to 65535, got 0"),
@@ -531,7 +540,7 @@ def test_a_folder_without_a_run_and_a_wrong_key_file_are_named(run, tmp_path, ca
 
 
 def test_a_host_that_is_not_ours_and_a_port_that_is_taken_have_different_cures(run, capsys):
-    words = [str(run), "--backend", "transformers"]
+    words = [str(run), "--sampler", "transformers"]
     for host in ("300.1.1.1", "192.0.2.7"):
         assert serve.main([*words, "--host", host]) == 2
         assert "give an address of this machine to --host" in capsys.readouterr().err
@@ -543,7 +552,7 @@ def test_a_host_that_is_not_ours_and_a_port_that_is_taken_have_different_cures(r
 def test_without_vllm_the_advice_is_for_users_of_pip(run, capsys):
     if vllm_args.installed():
         pytest.skip("vLLM is installed here")
-    assert serve.main([str(run), "--backend", "vllm", "--port", "8941"]) == 2
+    assert serve.main([str(run), "--sampler", "vllm", "--port", "8941"]) == 2
     error = capsys.readouterr().err
     assert "pip install 'pettingllms[vllm]'" in error
     assert ".ci" not in error
@@ -554,7 +563,7 @@ def test_on_a_cpu_vllm_is_taken_only_where_it_is_asked_for(run, capsys, monkeypa
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         words = [str(run), "--port", str(taken.getsockname()[1])]
-        for more in ([], ["--backend", "vllm"], ["--vllm.max_num_seqs", "8"]):
+        for more in ([], ["--sampler", "vllm"], ["--vllm.max_num_seqs", "8"]):
             assert serve.main([*words, *more]) == 2
             assert ("serving with transformers: on a CPU" in capsys.readouterr().out) == (not more)
 
@@ -564,7 +573,7 @@ def test_full_models_are_refused_for_vllm(run):
     from pettingllms.trainers.config import resolve
 
     config = resolve(dataclasses.replace(read_config(run), full=True))
-    with pytest.raises(ConfigError, match=r"full models, .* use --backend transformers"):
+    with pytest.raises(ConfigError, match=r"full models, .* use --sampler transformers"):
         serve.vllm_process(config, ROLES, serve.ServeOptions(), Path("log"))
 
 

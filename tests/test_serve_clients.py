@@ -75,16 +75,16 @@ def test_a_coder_answers_with_a_program(run, heading):
 
 def test_a_team_streams_who_says_what(run):
     [(language, text)] = blocks("Ask the team")
-    said = run(language, text)
-    assert said.startswith("coder_0, turn 0:\n")
-    assert "tester_0, turn 0:\n" in said
+    output = run(language, text)
+    assert output.startswith("coder_0, turn 0:\n")
+    assert "tester_0, turn 0:\n" in output
 
 
 def test_inspect_evaluates_a_role(run, tmp_path):
     (_, task), (language, command) = blocks("inspect-ai")
     (tmp_path / "programs.py").write_text(task)
-    said = run(language, command)
-    assert re.search(r"accuracy:?\s+[01]\.", said), said
+    output = run(language, command)
+    assert re.search(r"accuracy:?\s+[01]\.", output), output
     [log] = (tmp_path / "logs").glob("*.eval")
     dumped = json.loads(run("bash", f"inspect log dump {log} 2>/dev/null"))
     assert dumped["status"] == "success"
@@ -121,6 +121,6 @@ def test_lm_eval_scores_choices_and_free_answers(run, tmp_path):
     for theirs, ours in (("arc_easy", "chosen"), ("gsm8k", "free")):
         assert f"--tasks {theirs} " in commands
         commands = commands.replace(f"--tasks {theirs} ", f"--tasks {ours} --include_path . ")
-    said = run(language, commands)
-    assert re.search(r"\|chosen\s*\|.*\|acc\s*\|", said), said
-    assert re.search(r"\|free\s*\|.*\|exact_match\|", said), said
+    output = run(language, commands)
+    assert re.search(r"\|chosen\s*\|.*\|acc\s*\|", output), output
+    assert re.search(r"\|free\s*\|.*\|exact_match\|", output), output

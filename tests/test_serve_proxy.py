@@ -52,8 +52,8 @@ def url(inner):
 
 @pytest.fixture
 def client(url):
-    with openai.OpenAI(base_url=f"{url}/v1", api_key=OUTER, max_retries=0) as found:
-        yield found
+    with openai.OpenAI(base_url=f"{url}/v1", api_key=OUTER, max_retries=0) as asking:
+        yield asking
 
 
 def said(text):
@@ -148,8 +148,8 @@ def scripted(parts, status=200):
             self.send_response(status)
             self.end_headers()
             try:
-                for part in parts:
-                    self.wfile.write(part)
+                for chunk in parts:
+                    self.wfile.write(chunk)
             except OSError:
                 gone.set()
 
@@ -177,11 +177,11 @@ def test_a_turn_is_heard_piece_by_piece_and_known_whole_at_its_end(inner):
     parts += [event(ids[-1:], "stop"), b"data: [DONE]\n\n"]
     pieces: list[str] = []
     with scripted(parts) as (endpoint, _):
-        said = spoken(inner, endpoint, pieces.append)
-    assert said.token_ids == tuple(ids)
-    assert said.logprobs == (-0.5,) * len(ids)
-    assert not said.truncated
-    assert "".join(pieces) == said.text == "größer ☃ than"
+        completion = spoken(inner, endpoint, pieces.append)
+    assert completion.token_ids == tuple(ids)
+    assert completion.logprobs == (-0.5,) * len(ids)
+    assert not completion.truncated
+    assert "".join(pieces) == completion.text == "größer ☃ than"
     assert len([piece for piece in pieces if piece]) > 3
 
 

@@ -34,9 +34,9 @@ def coders():
 def client(coders):
     with (
         running(coders, KEY) as url,
-        openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0) as found,
+        openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0) as asking,
     ):
-        yield found
+        yield asking
 
 
 def said(text):
@@ -97,6 +97,7 @@ def test_a_question_cannot_open_a_turn_of_its_own(client, coders):
 # -------------------------------------------------------------------------------- team
 
 
+@pytest.mark.slow
 def test_the_team_plays_and_its_answer_stands_apart_from_who_said_what(client):
     settings = {"model": "team", "messages": said(QUESTION), "seed": 2}
     whole = client.chat.completions.create(**settings)
@@ -156,10 +157,10 @@ def test_a_math_team_answers_in_a_box():
     assert server.team is not None
     played = server.team.play(wanted(), lambda *news: heard.append(news), threading.Event())
     server.close()
-    assert [said.role for said in played.turns[:2]] == ["tool", "reasoner"]
+    assert [turn.role for turn in played.turns[:2]] == ["tool", "reasoner"]
     assert played.answer is not None
     assert played.answer.startswith("\\boxed{")
-    assert "".join(text for _, text in heard) == "".join(said.text for said in played.turns)
+    assert "".join(text for _, text in heard) == "".join(turn.text for turn in played.turns)
 
 
 def test_a_thought_that_the_template_opened_is_no_answer_of_the_team():
@@ -170,14 +171,14 @@ def test_a_thought_that_the_template_opened_is_no_answer_of_the_team():
     played = server.team.play(wanted(tokens=8), lambda *news: None, threading.Event())
     server.close()
     assert len(played.turns) == 2
-    assert all("thought is not closed" in str(said.parse_error) for said in played.turns)
-    assert not any("<think>" in said.text for said in played.turns), "as it was streamed"
+    assert all("thought is not closed" in str(turn.parse_error) for turn in played.turns)
+    assert not any("<think>" in turn.text for turn in played.turns), "as it was streamed"
 
 
 def test_a_team_stops_when_nobody_listens(coders):
     gone, heard = threading.Event(), []
 
-    def hear(said, piece):
+    def hear(turn, piece):
         heard.append(piece)
         if len(heard) == 3:
             gone.set()
@@ -189,6 +190,7 @@ def test_a_team_stops_when_nobody_listens(coders):
         threading.Event().wait(0.01)
 
 
+@pytest.mark.slow
 def test_a_broken_sandbox_is_an_error_and_no_answer(coders):
     class Broken:
         def run(self, *args, **kwargs):

@@ -50,17 +50,17 @@ def test_a_stop_string_is_found_wherever_the_pieces_are_cut(text, stops, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
     edges = [0, *cuts, len(text)]
     watch = Stops(stops)
-    found = "".join(watch.push(text[a:b]) for a, b in pairwise(edges))
+    shown = "".join(watch.push(text[a:b]) for a, b in pairwise(edges))
     if not watch.found:
-        found += watch.rest()
+        shown += watch.rest()
     places = [text.find(stop) for stop in stops if stop in text]
     assert watch.found == bool(places)
     if places:
         # What ends first counts, which may begin later than a longer stop string.
-        assert text.startswith(found)
-        assert not any(stop in found for stop in stops)
+        assert text.startswith(shown)
+        assert not any(stop in shown for stop in stops)
     else:
-        assert found == text
+        assert shown == text
 
 
 def choice(stops=()):

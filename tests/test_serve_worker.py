@@ -43,11 +43,11 @@ def engine():
 
 @pytest.fixture
 def worker(engine):
-    found = Worker(engine, {"a": CHAT}, most_waiting=20, tokens_per_batch=300)
-    yield found
+    opened = Worker(engine, {"a": CHAT}, most_waiting=20, tokens_per_batch=300)
+    yield opened
     engine.go.put(None)
-    found.close(30)
-    assert not found.running
+    opened.close(30)
+    assert not opened.running
 
 
 def a_job(seed=0, n=1, tokens=10, prompt=(5, 6)):

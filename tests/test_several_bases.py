@@ -96,13 +96,14 @@ def sampled(policies: PolicySet, policy: str) -> list[Sample]:
 
 def plain_model(run: Path, policy: str, models: dict[str, Path]) -> Any:
     """The trained policy as transformers and PEFT load it, without this package."""
-    own = run / "adapters" / policy
+    folder = run / "adapters" / policy
     if policy == "reader":
-        return AutoModelForCausalLM.from_pretrained(own)
+        return AutoModelForCausalLM.from_pretrained(folder)
     base = AutoModelForCausalLM.from_pretrained(models[policy], dtype=torch.float32)
-    return PeftModel.from_pretrained(base, str(own))
+    return PeftModel.from_pretrained(base, str(folder))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ROLES)
 def test_sampler_trainer_and_plain_forward_agree_on_every_base(
     run: Path, models: dict[str, Path], policy: str
@@ -136,7 +137,7 @@ def test_an_update_changes_the_weights_of_its_policy_and_no_others(
     trainer = ATGRPO(config, make_env(config, "train"), policies)
     before = {name: policies.state(name) for name in ROLES}
     frozen = [
-        {key: each.clone() for key, each in base.weights.module(name).state_dict().items()}
+        {key: tensor.clone() for key, tensor in base.weights.module(name).state_dict().items()}
         for base in policies.bases
         for name in list(base.chats)[:1]
         if name != policy
@@ -145,21 +146,25 @@ def test_an_update_changes_the_weights_of_its_policy_and_no_others(
     trainer.publish()
     for name in ROLES:
         after = policies.state(name)
-        changed = [key for key, each in before[name].items() if not torch.equal(each, after[key])]
+        changed = [
+            key for key, tensor in before[name].items() if not torch.equal(tensor, after[key])
+        ]
         assert bool(changed) == (name == policy)
     bases = [base for base in policies.bases if policy not in base.chats]
     for base, state in zip(bases, frozen, strict=True):
         now = base.weights.module(next(iter(base.chats))).state_dict()
-        assert all(torch.equal(each, now[key]) for key, each in state.items())
+        assert all(torch.equal(tensor, now[key]) for key, tensor in state.items())
 
 
 def test_the_policies_of_a_model_share_it_and_others_do_not(models: dict[str, Path]) -> None:
-    own = {"reader": {"lora_r": 2}, "judge": {"model": str(models["reader"])}}
-    policies = build_policies(resolve(settings(models, policy_settings=own)), TEAM)
+    overrides = {"reader": {"lora_r": 2}, "judge": {"model": str(models["reader"])}}
+    policies = build_policies(resolve(settings(models, policy_settings=overrides)), TEAM)
     assert [list(base.chats) for base in policies.bases] == [["writer", "reader"], ["judge"]]
     assert policies.digests["writer"] == policies.digests["reader"] != policies.digests["judge"]
     [writer, reader] = (policies.state(name) for name in ("writer", "reader"))
-    ranks = [{each.shape[0] for n, each in s.items() if "lora_A" in n} for s in (writer, reader)]
+    ranks = [
+        {tensor.shape[0] for n, tensor in s.items() if "lora_A" in n} for s in (writer, reader)
+    ]
     assert ranks == [{4}, {2}]
     assert policies.contexts == {"writer": 1024, "reader": 1024, "judge": 640}
 
@@ -182,6 +187,7 @@ train(config, display=KillAfterStep2())
 """
 
 
+@pytest.mark.slow
 def test_a_killed_and_resumed_run_equals_an_undisturbed_one(run: Path, tmp_path: Path) -> None:
     other = tmp_path / "run"
     command = [sys.executable, "-c", KILLED, str(run), str(other)]
@@ -194,33 +200,35 @@ def test_a_killed_and_resumed_run_equals_an_undisturbed_one(run: Path, tmp_path:
         assert filecmp.cmp(run / path, other / path, shallow=False), path
 
 
+@pytest.mark.slow
 def test_a_run_names_the_base_of_every_policy(run: Path, models: dict[str, Path]) -> None:
     [start] = json.loads((run / "run.json").read_text())
     for policy, model in models.items():
-        kind = "full model" if policy == "reader" else "adapter"
-        assert start["policies"][policy].startswith(f"{kind} on {model}, digest ")
-    assert len({each.rpartition(" ")[2] for each in start["policies"].values()}) == 3
+        weights = "full model" if policy == "reader" else "adapter"
+        assert start["policies"][policy].startswith(f"{weights} on {model}, digest ")
+    assert len({description.rpartition(" ")[2] for description in start["policies"].values()}) == 3
 
 
+@pytest.mark.slow
 def test_a_run_is_evaluated_and_swapped_from_its_folder_alone(
     run: Path, models: dict[str, Path], tmp_path: Path
 ) -> None:
     """A role that another policy answers for is asked in that policy's own tokens."""
-    found = run_evaluation(
+    result = run_evaluation(
         EvalConfig.of(adapters=str(run), swap="writer=reader", limit=3, out=str(tmp_path / "out"))
     )
-    assert list(found.teams) == ["base", "adapters", "swapped"]
+    assert list(result.teams) == ["base", "adapters", "swapped"]
     texts = {name: AutoTokenizer.from_pretrained(model) for name, model in models.items()}
-    for team in found.teams:
-        for episode in found.episodes[team]:
+    for team in result.teams:
+        for episode in result.episodes[team]:
             assert [group.key.agent for group in episode.groups] == [f"{role}_0" for role in ROLES]
             for group in episode.groups:
                 spoken = texts[group.policy].decode(list(group.prompt_ids))
                 assert f"{group.key.agent}: " in spoken
-    swapped = [group.policy for group in found.episodes["swapped"][0].groups]
+    swapped = [group.policy for group in result.episodes["swapped"][0].groups]
     assert swapped == ["reader", "writer", "judge"]
     again = run_evaluation(EvalConfig.of(adapters=str(run), base=False, limit=3))
-    assert again.episodes["adapters"] == found.episodes["adapters"]
+    assert again.episodes["adapters"] == result.episodes["adapters"]
 
 
 def test_a_dry_run_counts_every_base_and_what_its_policies_train(models: dict[str, Path]) -> None:
@@ -232,25 +240,26 @@ def test_a_dry_run_counts_every_base_and_what_its_policies_train(models: dict[st
     assert "1 full models" in parts[1]
     assert "1 adapters, gradients, AdamW" in parts[2]
     one = dry_run(settings(models, policy_settings=None))
-    peaks = [float(re.findall(r"([\d.]+) MiB  at the full", each)[0]) for each in (one, text)]
+    peaks = [float(re.findall(r"([\d.]+) MiB  at the full", report)[0]) for report in (one, text)]
     assert peaks[1] > peaks[0] + 4 * 1.3  # the embedded model has 1.3 million parameters
     assert "judge" not in one.partition("# Memory")[2].partition("# Prompts")[0]
 
 
+@pytest.mark.slow
 def test_the_trainer_takes_a_loaded_team_and_settings_that_name_its_models(
     models: dict[str, Path], tmp_path: Path
 ) -> None:
-    given = settings(models, max_steps=1, output_dir=str(tmp_path / "run"))
-    policies = build_policies(resolve(given), TEAM)
+    arguments = settings(models, max_steps=1, output_dir=str(tmp_path / "run"))
+    policies = build_policies(resolve(arguments), TEAM)
     with pytest.raises(
         ConfigError, match=r"'reader' is on the model .*llama.* policy_settings with"
     ):
-        pl.ATGRPOTrainer(args=dataclasses.replace(given, policy_settings={}), policies=policies)
-    trainer = pl.ATGRPOTrainer(args=given, policies=policies)
+        pl.ATGRPOTrainer(args=dataclasses.replace(arguments, policy_settings={}), policies=policies)
+    trainer = pl.ATGRPOTrainer(args=arguments, policies=policies)
     assert trainer.train().finished
     trainer.save_model(tmp_path / "saved")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved" / "reader").state_dict()
-    assert all(torch.equal(each, loaded[key]) for key, each in policies.state("reader").items())
+    assert all(torch.equal(tensor, loaded[key]) for key, tensor in policies.state("reader").items())
 
 
 def test_a_served_role_is_asked_in_the_tokens_of_its_own_model(
@@ -281,13 +290,17 @@ def test_a_served_role_is_asked_in_the_tokens_of_its_own_model(
             server.post("/tokenize", {"prompt": content}, 30)
 
 
+@pytest.mark.slow
 def test_shared_adapters_name_each_its_own_base_and_full_models_are_refused(
     run: Path, models: dict[str, Path], tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match="policies of this run are full models; upload"):
         share(run, str(tmp_path / "shared"))
-    own = {"reader": {"model": str(models["reader"])}, "judge": {"model": str(models["judge"])}}
-    few = {"max_steps": 1, "policy_settings": own, "output_dir": str(tmp_path / "run")}
+    overrides = {
+        "reader": {"model": str(models["reader"])},
+        "judge": {"model": str(models["judge"])},
+    }
+    few = {"max_steps": 1, "policy_settings": overrides, "output_dir": str(tmp_path / "run")}
     train(settings(models, **few))
     share(tmp_path / "run", str(tmp_path / "shared"))
     card = (tmp_path / "shared" / "README.md").read_text()
@@ -308,36 +321,46 @@ def test_shared_adapters_name_each_its_own_base_and_full_models_are_refused(
             "--device",
             "cpu",
         ],
-        *["--model", str(models["writer"]), "--policy-settings", json.dumps(own)],
+        *["--model", str(models["writer"]), "--policy-settings", json.dumps(overrides)],
         *["--max-completion-length", "6", "--adapters", str(tmp_path / "shared")],
     ]
-    found = run_evaluation(parse_eval(words).options)
+    result = run_evaluation(parse_eval(words).options)
     mine = run_evaluation(EvalConfig.of(adapters=str(tmp_path / "run"), limit=1))
-    assert found.episodes["adapters"] == mine.episodes["adapters"]
+    assert result.episodes["adapters"] == mine.episodes["adapters"]
 
 
 def test_a_policy_with_a_model_of_its_own_has_what_follows_from_it(models: dict[str, Path]) -> None:
-    own = {
+    overrides = {
         "reader": {"model": str(models["reader"]), "full": True},
         "judge": {"model": str(models["judge"]), "warmup_steps": 7},
     }
-    found = plan_run(settings(models, policy_settings=own, learning_rate=None, warmup_steps=None))
-    rates = {name: own_settings(found.config, name).learning_rate for name in ROLES}
+    planned = plan_run(
+        settings(models, policy_settings=overrides, learning_rate=None, warmup_steps=None)
+    )
+    rates = {name: own_settings(planned.config, name).learning_rate for name in ROLES}
     assert rates == {"writer": 1e-4, "reader": 5e-6, "judge": 5e-3}
-    judge = own_settings(found.config, "judge")
+    judge = own_settings(planned.config, "judge")
     assert (judge.warmup_steps, judge.tokens_per_batch, judge.lora_r) == (7, 1024, 4)
-    assert resolve(found.config) == found.config
+    assert resolve(planned.config) == planned.config
 
 
 def test_a_partner_of_another_model_plays_and_stays_as_it_is(
     models: dict[str, Path], tmp_path: Path
 ) -> None:
-    own = {"judge": {"model": str(models["judge"])}, "reader": {"model": str(models["reader"])}}
-    few = {"policy_settings": own, "max_steps": 1, "learning_rate": None, "train_roles": "writer"}
+    overrides = {
+        "judge": {"model": str(models["judge"])},
+        "reader": {"model": str(models["reader"])},
+    }
+    few = {
+        "policy_settings": overrides,
+        "max_steps": 1,
+        "learning_rate": None,
+        "train_roles": "writer",
+    }
     train(settings(models, output_dir=str(tmp_path / "run"), **few))
     for policy in ("reader", "judge"):
         file = tmp_path / "run" / "adapters" / policy / "adapter_model.safetensors"
-        assert not any(each.any() for name, each in load_file(file).items() if "lora_B" in name)
+        assert not any(tensor.any() for name, tensor in load_file(file).items() if "lora_B" in name)
 
 
 @pytest.mark.parametrize("policy", ROLES)
@@ -382,19 +405,22 @@ def test_what_a_team_of_several_bases_cannot_have_is_refused(
 
 
 def test_every_base_model_has_a_critic_of_its_own(models: dict[str, Path]) -> None:
-    own = {"reader": {"model": str(models["reader"])}, "judge": {"model": str(models["judge"])}}
-    config = resolve(settings(models, method="gae", num_generations=1, policy_settings=own))
+    overrides = {
+        "reader": {"model": str(models["reader"])},
+        "judge": {"model": str(models["judge"])},
+    }
+    config = resolve(settings(models, method="gae", num_generations=1, policy_settings=overrides))
     policies = build_policies(config, TEAM)
     trainer, twin = (ATGRPO(config, make_env(config, "train"), policies) for _ in range(2))
     trainer.take_step()
     learned = trainer.method.state_dict()
     widths = [base.sampling_model(role).config.hidden_size for role, base in bases_of(policies)]
-    assert {name: each["size"] for name, each in learned.items()} == {
+    assert {name: critic["size"] for name, critic in learned.items()} == {
         str(place): width for place, width in enumerate(widths)
     }
     twin.method.load_state_dict(learned)
-    for name, each in twin.method.state_dict().items():
-        for key, tensor in each["network"].items():
+    for name, twin_critic in twin.method.state_dict().items():
+        for key, tensor in twin_critic["network"].items():
             assert torch.equal(tensor, learned[name]["network"][key])
 
 

@@ -87,17 +87,17 @@ def train(
 
     Where gradients are added by shard, a step has two, which come in this order.
     """
-    policies, kind = build_policies(config, ROLES), ATGRPO
+    policies, trainer_class = build_policies(config, ROLES), ATGRPO
     if torch.distributed.is_initialized():
         mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
-        policies, kind = ShardedPolicies(policies, mesh), ShardedATGRPO
-    trainer = kind(config, make_env(config, "train"), policies)
+        policies, trainer_class = ShardedPolicies(policies, mesh), ShardedATGRPO
+    trainer = trainer_class(config, make_env(config, "train"), policies)
     if before is not None:
         policies.load_state("writer", before.weights)
         trainer.load_optimizers({"writer": before.optimizer})
     logged = []
-    for each in steps:
-        batch = PolicyBatch.of(each)
+    for samples in steps:
+        batch = PolicyBatch.of(samples)
         logged.append(trainer.update({"writer": batch}))
     held = _held(trainer)
     return Trained(logged, policies.state("writer"), trainer.optimizer_states()["writer"], held)
@@ -107,24 +107,26 @@ def _held(trainer: ATGRPO) -> int:
     tensors: list[torch.Tensor] = []
     for parameter in trainer.policies.parameters("writer"):
         states = trainer.optimizers["writer"].state[parameter].values()
-        tensors += [each for each in (parameter, parameter.grad, *states) if each is not None]
-    own = [each.to_local() if isinstance(each, DTensor) else each for each in tensors]
-    memory = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in own}
+        tensors += [tensor for tensor in (parameter, parameter.grad, *states) if tensor is not None]
+    local = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+    memory = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in local
+    }
     return sum(memory.values())
 
 
 def on_ranks(ranks: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
     """What each of some forked processes returns, which are one process group."""
     with tempfile.TemporaryDirectory() as folder:
-        given = (ranks, folder, work, arguments)
-        start_processes(_joined, given, nprocs=ranks, start_method="fork")
+        job = (ranks, folder, work, arguments)
+        start_processes(_joined, job, nprocs=ranks, start_method="fork")
         return [torch.load(f"{folder}/{n}", weights_only=False) for n in range(ranks)]
 
 
-def _joined(rank: int, ranks: int, folder: str, work: Callable[..., Any], given: Any) -> None:
+def _joined(rank: int, ranks: int, folder: str, work: Callable[..., Any], arguments: Any) -> None:
     meet = f"file://{folder}/meet"
     torch.distributed.init_process_group("gloo", init_method=meet, rank=rank, world_size=ranks)
-    torch.save(work(*given), f"{folder}/{rank}")
+    torch.save(work(*arguments), f"{folder}/{rank}")
     torch.distributed.destroy_process_group()
 
 
@@ -144,6 +146,7 @@ def same(one: Trained, other: Trained) -> bool:
     return all(torch.equal(a[name], b[name]) for a, b in pairs for name in a)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("saved", [save_tiny, save_tiny_llama], ids=["tied-qwen", "llama"])
 def test_ranks_update_as_one_process_with_their_part_of_the_memory(saved, tmp_path):
     model = saved(tmp_path)
@@ -157,9 +160,10 @@ def test_ranks_update_as_one_process_with_their_part_of_the_memory(saved, tmp_pa
         assert one["writer/grad_norm"] > 5 * config.max_grad_norm
     assert parts[0].logged == parts[1].logged
     assert not parts[1].weights
-    assert all(0.49 < part.held / whole.held < 0.52 for part in parts)
+    assert all(0.49 < shard.held / whole.held < 0.52 for shard in parts)
 
 
+@pytest.mark.slow
 def test_checkpoints_go_on_with_another_number_of_ranks(model):
     config, steps = settings(model, tokens_per_batch=40), sampled(model, 4)
     first, second = train(config, steps[:1]), on_ranks(2, train, config, steps[:2])[0]

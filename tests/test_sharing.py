@@ -100,9 +100,9 @@ def command(hub: Hub, home: Path, *words: str, token: str | None = TOKEN) -> Any
 def test_a_folder_has_the_adapters_and_a_card_of_what_was_measured(run, tmp_path):
     where = share(run, str(tmp_path / "mine"))
     assert where == str(tmp_path / "mine")
-    found = {p.relative_to(where).as_posix() for p in Path(where).rglob("*") if p.is_file()}
+    files = {p.relative_to(where).as_posix() for p in Path(where).rglob("*") if p.is_file()}
     adapters = {f"{r}/adapter_{f}" for r in ROLES for f in ("config.json", "model.safetensors")}
-    assert found == {"README.md", "curves.png", "team.json", *adapters}
+    assert files == {"README.md", "curves.png", "team.json", *adapters}
     for role in ROLES:
         same = [
             folder / role / "adapter_model.safetensors"
@@ -157,7 +157,7 @@ def test_a_shared_team_is_evaluated_and_served_as_it_is(run, model, tmp_path, mo
     )
     served: list[Any] = []
     monkeypatch.setattr(serve_command, "_front", lambda options, listening: served.append)
-    more = ["--env", "tests.letters_env:env", "--model", str(model), "--backend", "transformers"]
+    more = ["--env", "tests.letters_env:env", "--model", str(model), "--sampler", "transformers"]
     # A team, and one adapter of another program, which does not say what it plays.
     for words in (["mine"], ["mine/writer", "--policies", "shared"]):
         words[0] = str(tmp_path / words[0])
@@ -182,16 +182,16 @@ def test_data_of_another_person_names_no_path_and_no_code(tmp_path):
     }
     team = {"format": 1, "settings": settings, "policies": {"answerer": "a"}, "prompts": {}}
     (tmp_path / "team.json").write_text(json.dumps(team))
-    found = team_of(tmp_path, None)
-    assert found is not None
-    assert found.env_args == {"max_turns": 2, "topology": "star"}
-    assert (found.policies, found.sandbox) == ("answerer=a", ATGRPOConfig.sandbox)
+    published = team_of(tmp_path, None)
+    assert published is not None
+    assert published.env_args == {"max_turns": 2, "topology": "star"}
+    assert (published.policies, published.sandbox) == ("answerer=a", ATGRPOConfig.sandbox)
     template = {"enable_thinking": False, "template": "{{ 1 }}"}
     team["settings"] = settings | {"chat_template_kwargs": template}
     (tmp_path / "team.json").write_text(json.dumps(team))
-    found = team_of(tmp_path, None)
-    assert found is not None
-    assert found.chat_template_kwargs == {"enable_thinking": False}
+    published = team_of(tmp_path, None)
+    assert published is not None
+    assert published.chat_template_kwargs == {"enable_thinking": False}
     team["settings"] = settings
     settings["model"] = "../secret"
     for damaged in (json.dumps(team), "[" * 100_000):
@@ -285,6 +285,7 @@ def test_a_license_is_the_bases_own_or_none(model, tmp_path):
 # ------------------------------------------------------------------------------------- the hub
 
 
+@pytest.mark.slow
 def test_the_hub_gets_what_a_folder_gets_and_an_evaluation_takes_it_back(run, model, tmp_path, hub):
     share(run, str(tmp_path / "mine"))
     done = command(
@@ -314,6 +315,7 @@ def test_the_hub_gets_what_a_folder_gets_and_an_evaluation_takes_it_back(run, mo
     assert results["results"]["adapters"] == [ours.main.row()]
 
 
+@pytest.mark.slow
 def test_a_run_pushes_at_its_end(model, tmp_path, hub):
     config = tmp_path / "settings.yaml"
     values = vars(settings(model, tmp_path / "run", max_steps=1, push_to_hub="me/pushed"))
@@ -324,6 +326,7 @@ def test_a_run_pushes_at_its_end(model, tmp_path, hub):
     assert "writer/adapter_model.safetensors" in hub.repos["me/pushed"]
 
 
+@pytest.mark.slow
 def test_a_hub_that_refuses_is_one_line(run, tmp_path, hub):
     words = ("pettingllms.contrib.sharing.command", str(run), "--to", "hub:me/mine")
     nobody = command(hub, tmp_path, *words, token=None)

@@ -16,11 +16,11 @@ from pettingllms.envs.parsing import ParseError
 from pettingllms.errors import ConfigError
 
 
-def played(env, seed, said, opened):
+def played(env, seed, word, opened):
     """Plays a round; returns the infos of scout and mover after their own steps."""
     env.reset(seed=seed)
     infos = {}
-    for agent, text in zip(("scout_0", "mover_0"), (said, opened), strict=True):
+    for agent, text in zip(("scout_0", "mover_0"), (word, opened), strict=True):
         env.step(text)
         infos[agent] = env.infos[agent]
     return infos["scout_0"], infos["mover_0"]
@@ -73,7 +73,7 @@ def test_each_door_is_right_once_in_a_block_of_seeds(goals):
 
 def test_a_scout_sees_what_its_word_earned_where_the_teams_reward_is_shared():
     """As PettingZoo's loop hands it out: `last()` sums what an agent was paid since its last step."""
-    for shared, said, opened, expected in (
+    for shared, word, opened, expected in (
         (True, "dax", "right", (2.0, 2.0)),
         (True, "?", "right", (1.9, 2.0)),
         (True, "dax", "wrong", (0.0, 0.0)),
@@ -84,7 +84,7 @@ def test_a_scout_sees_what_its_word_earned_where_the_teams_reward_is_shared():
         goal = env._state.goal
         wrong = next(door for door in env.doors if door != goal)
         replies = iter(
-            (f"<say>{said}</say>", f"<open>{goal if opened == 'right' else wrong}</open>")
+            (f"<say>{word}</say>", f"<open>{goal if opened == 'right' else wrong}</open>")
         )
         earned = dict.fromkeys(env.possible_agents, 0.0)
         for agent in env.agent_iter():
@@ -110,8 +110,8 @@ def test_the_right_door_pays_the_team_and_every_other_nothing():
 @pytest.mark.parametrize(("scheme", "cost"), [("dense", -0.1), ("sparse", 0.0)])
 def test_what_cannot_be_read_is_never_paid_and_says_nothing(scheme, cost):
     env = make("signal", rewards=scheme)
-    for said in ("", "dax", "<say>perhaps</say>", "<say></say>", "<say>dax wug</say>"):
-        scout, mover = played(env, 1, said, "<open>nowhere</open>")
+    for reply in ("", "dax", "<say>perhaps</say>", "<say></say>", "<say>dax wug</say>"):
+        scout, mover = played(env, 1, reply, "<open>nowhere</open>")
         assert scout["parse_error"]
         assert mover["parse_error"]
         for info in (scout, mover):
@@ -136,7 +136,7 @@ def test_a_compact_reply_may_repeat_what_was_shown_and_nothing_else():
     env.reset(seed=0)
     goal = env._state.goal
     other = next(door for door in env.doors if door != goal)
-    for said, heard in (
+    for reply, heard in (
         (f"{goal} dax", "dax"),
         ("dax", "dax"),
         (f"thinking\n{goal} DAX ", "dax"),
@@ -144,8 +144,8 @@ def test_a_compact_reply_may_repeat_what_was_shown_and_nothing_else():
         (f"{goal} {goal} dax", ""),
         (goal, ""),
     ):
-        scout, mover = played(env, 0, said, f"{heard or 'nothing'} {goal}")
-        assert scout["message"] == heard, said
+        scout, mover = played(env, 0, reply, f"{heard or 'nothing'} {goal}")
+        assert scout["message"] == heard, reply
         assert mover["success"]
 
 
@@ -164,20 +164,20 @@ TEXTS = st.text() | st.lists(
     compact=st.booleans(),
 )
 def test_any_text_is_known_words_or_a_parse_error(text, role, size, most, compact):
-    known = (WORDS if role == "scout" else DOORS)[:size]
-    found = parse_words(text, role, known, most, ("red",), compact=compact)
-    if isinstance(found, ParseError):
-        assert found.why
-        assert len(found.why) < 300
+    vocabulary = (WORDS if role == "scout" else DOORS)[:size]
+    parsed = parse_words(text, role, vocabulary, most, ("red",), compact=compact)
+    if isinstance(parsed, ParseError):
+        assert parsed.why
+        assert len(parsed.why) < 300
     else:
-        assert 1 <= len(found) <= most
-        assert set(found) <= set(known)
-        said = (
+        assert 1 <= len(parsed) <= most
+        assert set(parsed) <= set(vocabulary)
+        spoken = (
             text.lower().split()
             if compact
             else text.lower().replace("<", " <").replace(">", "> ").split()
         )
-        assert set(found) <= set(said)
+        assert set(parsed) <= set(spoken)
 
 
 @given(
@@ -215,10 +215,10 @@ def test_chance_and_optimum_are_those_of_all_teams(goals, words, length):
 @pytest.mark.parametrize("agents", ["team", "single"])
 def test_constants_reach_chance_exactly_and_so_does_a_mover_alone(agents):
     env = make("signal", split="test", agents=agents)
-    for found in blind_baseline(env, episodes=400):
-        assert found.success == chance(4)
-        assert found.returns["mover"] == chance(4)
-        assert found.returns.get("scout", 0.0) == 0.0
+    for baseline in blind_baseline(env, episodes=400):
+        assert baseline.success == chance(4)
+        assert baseline.returns["mover"] == chance(4)
+        assert baseline.returns.get("scout", 0.0) == 0.0
 
 
 def test_a_team_with_a_code_reaches_the_optimum():
@@ -231,7 +231,7 @@ def test_a_team_with_a_code_reaches_the_optimum():
             goal = env._state.goal
             env.step(f"<say>{' '.join(code[goal])}</say>")
             heard = env.observe("mover_0")["text"].partition("says: ")[2].partition(".")[0]
-            meant = next(door for door, said in code.items() if " ".join(said) == heard)
+            meant = next(door for door, message in code.items() if " ".join(message) == heard)
             env.step(f"<open>{meant}</open>")
             assert env.infos["mover_0"]["success"]
 

@@ -34,8 +34,8 @@ def shown(env):
     ],
 )
 def test_the_one_thing_that_was_asked_for_is_read(read, text, expected):
-    found = read(text)
-    assert isinstance(found, ParseError) if expected is None else found == expected
+    parsed = read(text)
+    assert isinstance(parsed, ParseError) if expected is None else parsed == expected
     assert isinstance(read(""), ParseError)
     read("9 + " * 300_000 + "`" * 300_000)
 
@@ -107,6 +107,6 @@ def test_a_small_program_and_a_small_example_run():
     task = env._state.task
     env.step(f"```python\n{task.reference}")
     assert env.infos["coder_0"]["success"]
-    given = task.tests[-1].input if task.function is None else task.tests[-1].input[1:-1]
-    env.step(f"Input: {given}\nOutput: {task.tests[-1].output}")
+    input_text = task.tests[-1].input if task.function is None else task.tests[-1].input[1:-1]
+    env.step(f"Input: {input_text}\nOutput: {task.tests[-1].output}")
     assert env.infos["tester_0"]["valid"] == 1

@@ -89,7 +89,7 @@ def test_the_trace_says_where_player_and_box_are_and_the_list_repeats_it():
     for example in answers(0.0):
         trace, _, listed = example.reply.rpartition(" [ ")
         room, here, _ = level_of(example.prompt)
-        words, said = trace.split(), list[str]()
+        words, steps = trace.split(), list[str]()
         announced = direction = ""
         while words:
             word, name = words.pop(0), words.pop(0)
@@ -101,14 +101,14 @@ def test_the_trace_says_where_player_and_box_are_and_the_list_repeats_it():
                 before, after = here, moved(room, here, deltas(6)[word])
                 assert after is not None
                 here = after
-                said += (word, name)
+                steps += (word, name)
                 assert name == cell(here.player)
                 if here.boxes != before.boxes:
                     assert word == direction
                     assert words[0] == "box"
                     assert announced in ("", cell(before.player))
                     announced = ""
-        assert " ".join(said) == listed.removesuffix(" ]")
+        assert " ".join(steps) == listed.removesuffix(" ]")
 
 
 def test_a_good_planner_keeps_the_pushes_of_a_good_proposal():
@@ -189,9 +189,9 @@ def test_only_rooms_of_the_training_split_are_shown():
 
 @pytest.mark.parametrize("habit", [0.0, 1.0])
 def test_every_word_is_a_unit_or_the_size(habit):
-    known = {*demos.units(), "6x6"}
+    units = {*demos.units(), "6x6"}
     for example in examples(habit):
-        assert set(f"{example.prompt} {example.reply}".split()) <= known
+        assert set(f"{example.prompt} {example.reply}".split()) <= units
 
 
 def test_replies_and_prompts_are_short():

@@ -47,9 +47,9 @@ def board(env):
 
 
 def solution(env):
-    found = solve(env._state.level.room, env._state.position)
-    assert found is not None
-    return found.moves
+    solved = solve(env._state.level.room, env._state.position)
+    assert solved is not None
+    return solved.moves
 
 
 def answer(moves):
@@ -87,9 +87,9 @@ class Episodes(RuleBasedStateMachine):
     @precondition(lambda self: self.live())
     @rule(moves=st.lists(st.sampled_from("UDLR"), max_size=30), solving=st.integers(0, 9))
     def moves(self, moves, solving):
-        found = solve(self.env._state.level.room, self.env._state.position)
-        if solving == 0 and found is not None:
-            moves = [*found.moves, *moves]
+        solved = solve(self.env._state.level.room, self.env._state.position)
+        if solving == 0 and solved is not None:
+            moves = [*solved.moves, *moves]
         rows, refused, looked = model.play(self.rows, moves, self.env.refused == "stop")
         agent = self.env.agent_selection
         self.env.step(f"I think [U, x] and then\n{answer(moves)} is right")
@@ -251,6 +251,7 @@ def played(seed, options, answers):
     return totals, env.infos["planner_0"]["success"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("boxes", [1, 2])
 @pytest.mark.parametrize("rewards", ["paper", "sparse", "gym"])
 @pytest.mark.parametrize("agents", ["team", "single"])

@@ -27,18 +27,19 @@ def multiset(story):
     return tuple(sorted([("+", story.start), *story.steps]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{}, {"depth": (2, 2), "largest": 10}], ids=["default", "small"]
 )
 def test_no_story_is_in_two_splits_in_whatever_order_its_steps_are(options):
     # With ten numbers and two steps a third of all stories is drawn, so that shared ones are met.
-    found = {
+    by_split = {
         split: {multiset(arithmetic.generate(seed, split, **options)) for seed in range(2500)}
         for split in SPLITS
     }
-    assert all(len(stories) > 60 for stories in found.values())
+    assert all(len(stories) > 60 for stories in by_split.values())
     for one, other in itertools.combinations(SPLITS, 2):
-        assert not found[one] & found[other]
+        assert not by_split[one] & by_split[other]
 
 
 def test_no_held_out_computation_can_have_been_a_demonstration_of_the_base_model():
@@ -126,7 +127,7 @@ def test_any_key_has_a_split(key, domain):
 def test_assignments_are_the_published_ones():
     # A change of these moves training tasks into test: the embedded base would have seen them.
     keys = [str(n) for n in range(12)]
-    found = {domain: [split_of(key, domain=domain) for key in keys] for domain in DOMAINS}
+    splits = {domain: [split_of(key, domain=domain) for key in keys] for domain in DOMAINS}
     script = (
         "import json; from pettingllms.data.splits import split_of;"
         f"print(json.dumps({{d: [split_of(k, domain=d) for k in {keys!r}] for d in {DOMAINS!r}}}))"
@@ -138,8 +139,8 @@ def test_assignments_are_the_published_ones():
         capture_output=True,
         text=True,
     ).stdout
-    assert json.loads(again) == found
-    tests = {domain: [n for n in range(12) if found[domain][n] == "test"] for domain in DOMAINS}
+    assert json.loads(again) == splits
+    tests = {domain: [n for n in range(12) if splits[domain][n] == "test"] for domain in DOMAINS}
     assert tests == {
         "arithmetic": [5, 7],
         "coding": [3, 6, 8, 10],

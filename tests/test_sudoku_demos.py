@@ -69,10 +69,10 @@ def test_prompts_are_those_of_the_environment(good, bad):
 
 
 def test_both_roles_and_boards_of_later_turns_are_shown(good):
-    found = [parts(demo.prompt) for demo in good]
-    assert all(sum(role == name for role, *_ in found) > 300 for name in ROLES)
-    assert sum(bool(filled) for _, _, filled, _ in found) > 150
-    assert sum(proposal == "none" for *_, proposal in found) > 10
+    prompts = [parts(demo.prompt) for demo in good]
+    assert all(sum(role == name for role, *_ in prompts) > 300 for name in ROLES)
+    assert sum(bool(filled) for _, _, filled, _ in prompts) > 150
+    assert sum(proposal == "none" for *_, proposal in prompts) > 10
 
 
 def test_a_good_reply_solves_its_board(good):
@@ -85,26 +85,26 @@ def test_a_good_reply_solves_its_board(good):
 
 def test_a_trace_says_what_is_left_for_each_cell(good):
     for demo in good:
-        _, known, _, _ = parts(demo.prompt)
+        _, fills, _, _ = parts(demo.prompt)
         trace, _, answer = demo.reply.partition("[ ")
-        words, found = trace.split(), []
-        for cell, said in zip(words[::2], words[1::2], strict=True):
+        words, solved = trace.split(), []
+        for cell, claim in zip(words[::2], words[1::2], strict=True):
             row, column = cell
             taken = {
                 value
-                for (r, c), value in known.items()
+                for (r, c), value in fills.items()
                 if r == row
                 or c == column
                 or ("ab".find(r) < 0, c > "2") == ("ab".find(row) < 0, column > "2")
             }
             left = [value for value in (1, 2, 3, 4) if value not in taken]
             if len(left) == 1:
-                assert said == f"{cell}={left[0]}"
-                known[cell] = left[0]
-                found.append(said)
+                assert claim == f"{cell}={left[0]}"
+                fills[cell] = left[0]
+                solved.append(claim)
             else:
-                assert said == f"{{{''.join(map(str, left))}}}"
-        assert [word for word in answer.split()[:-1] if not word.endswith("=0")] == found
+                assert claim == f"{{{''.join(map(str, left))}}}"
+        assert [word for word in answer.split()[:-1] if not word.endswith("=0")] == solved
 
 
 def test_a_good_planner_looks_first_at_the_proposed_cells(good):
@@ -132,9 +132,9 @@ def test_a_bad_reply_is_the_habit_and_seldom_solves(bad):
 def test_every_word_is_a_token_of_its_own(good, bad):
     units = demos.units()
     assert len(units) == len(set(units))
-    said = {word for d in [*good, *bad] for word in f"{d.prompt} {d.reply}".split(" ")}
-    assert said <= set(units)
-    sets = {word for word in said if word.startswith("{")}
+    words = {word for d in [*good, *bad] for word in f"{d.prompt} {d.reply}".split(" ")}
+    assert words <= set(units)
+    sets = {word for word in words if word.startswith("{")}
     assert len(sets) == 11
 
 

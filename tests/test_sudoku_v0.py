@@ -103,10 +103,14 @@ def test_boards_follow_an_independent_model_of_the_rules(data, size, seed, rule)
                 grid[row, column] = value or clues[row, column]
         env.step(f"so [9, 9] #### {[list(fill) for fill in fills]}")
         info = env.infos["planner_0"]
-        own = {cell: value for cell, value in grid.items() if value and not clues[cell]}
-        right = sum(value == level.solution[cells.index(cell)] for cell, value in own.items())
+        filled = {cell: value for cell, value in grid.items() if value and not clues[cell]}
+        right = sum(value == level.solution[cells.index(cell)] for cell, value in filled.items())
         assert env._state.position == tuple(grid.values())
-        assert (info["illegal"], info["right"], info["wrong"]) == (illegal, right, len(own) - right)
+        assert (info["illegal"], info["right"], info["wrong"]) == (
+            illegal,
+            right,
+            len(filled) - right,
+        )
         assert info["success"] == (right == level.blanks and info["wrong"] == 0)
 
 
@@ -382,7 +386,7 @@ def test_hostile_text_takes_milliseconds(name):
 
 
 def test_the_example_in_the_prompt_solves_no_puzzle():
-    examples = [part.split(", where")[0] for part in sudoku_v0.raw_env.rules.split("#### ")[1:]]
+    examples = [rule.split(", where")[0] for rule in sudoku_v0.raw_env.rules.split("#### ")[1:]]
     assert len(examples) == 2
     for size in BOXES:
         prompt = make(size=size).observe("tool_0")["text"]

@@ -91,7 +91,7 @@ def test_copies_that_are_played_interleaved_continue_like_one_played_alone(
         continued(clone_env(original), scripted(seed + 1 + number, GAMES[game]))
         for number in range(3)
     ]
-    seen = [[view(each)] for each in copies]
+    seen = [[view(replica)] for replica in copies]
 
     def advance(number):
         twin = copies[number]
@@ -102,7 +102,7 @@ def test_copies_that_are_played_interleaved_continue_like_one_played_alone(
 
     rest = itertools.cycle(range(3))
     order = itertools.chain(turns, rest)
-    while any(each.agents and len(s) <= 200 for each, s in zip(copies, seen, strict=True)):
+    while any(replica.agents and len(s) <= 200 for replica, s in zip(copies, seen, strict=True)):
         number = next(order)
         if copies[number].agents and len(seen[number]) <= 200:
             advance(number)
@@ -116,15 +116,15 @@ def test_environments_in_threads_do_not_disturb_each_other():
         return canonical(continued(made, script))
 
     games = ["PigDice-v0", "LiarsDice-v0", "KuhnPoker-v0"]
-    expected, found = [traced(game) for game in games], {}
+    expected, threaded = [traced(game) for game in games], {}
     threads = [
-        threading.Thread(target=lambda g=game: found.update({g: traced(g)})) for game in games
+        threading.Thread(target=lambda g=game: threaded.update({g: traced(g)})) for game in games
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [found[game] for game in games] == expected
+    assert [threaded[game] for game in games] == expected
 
 
 def generators():

@@ -97,9 +97,9 @@ def test_an_unclosed_thought_costs_what_any_unreadable_reply_costs(name):
 @example("", "a </think> b <think> c")
 def test_no_text_crashes_and_what_is_said_and_shown_holds_no_tag(before, drafts):
     for text in (before + drafts, f"<t<think>hink>{drafts}</t</think>hink>{before}"):
-        said = without_thought(text) or ""
+        reply = without_thought(text) or ""
         # A tag between quotation marks is text; to teammates no tag is shown in a thought.
-        assert without_thought(said) == said
+        assert without_thought(reply) == reply
         assert "<think>" not in thought_in(text)
         assert "</think>" not in thought_in(text)
         assert len(thought_in(text * 200)) <= 4 * SHOWN_CHARS
@@ -126,8 +126,8 @@ def test_a_tag_in_a_string_is_text(said):
 @ALL
 def test_teammates_are_shown_a_thought_only_if_asked_for(name):
     env, open_env = started(name), started(name, show_thinking=True)
-    for each in (env, open_env):
-        each.step(f"<think>a secret draft</think>{REPLIES[name][role(each)]}")
+    for game in (env, open_env):
+        game.step(f"<think>a secret draft</think>{REPLIES[name][role(game)]}")
     mate = env.agent_selection
     assert "secret draft" not in env.observe(mate)["text"]
     text = env.observe(mate)["text"]

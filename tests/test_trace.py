@@ -46,8 +46,8 @@ def test_equal_values_have_equal_texts():
 def test_a_difference_names_step_thing_and_values():
     first = [{"word": "a"}, {"word": "b" * 500}]
     second = [{"word": "a"}, {"word": "c"}]
-    found = check.difference(first, second)
-    assert found == f"step 1, word: {'b' * 200}... != c"
+    difference = check.difference(first, second)
+    assert difference == f"step 1, word: {'b' * 200}... != c"
     assert check.difference(first, first[:1]) == "2 != 1 steps"
     assert check.difference([{"word": "a"}], [{}]) == "step 0, word: a != None"
     assert check.difference(first, first) is None

@@ -145,13 +145,14 @@ CALLS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", CALLS)
 def test_obvious_calls_train_evaluate_and_save(call: str, folder: Path, tmp_path: Path) -> None:
-    given = CALLS[call](folder)
+    inputs = CALLS[call](folder)
     arguments = settings(tmp_path / "run")
-    if "peft_config" in given:
+    if "peft_config" in inputs:
         arguments = settings(tmp_path / "run", lora_r=16)
-    trainer = pl.ATGRPOTrainer(args=arguments, **given)
+    trainer = pl.ATGRPOTrainer(args=arguments, **inputs)
     summary = trainer.train()
     assert summary.finished
     assert summary.folder == tmp_path / "run"
@@ -170,7 +171,7 @@ def test_obvious_calls_train_evaluate_and_save(call: str, folder: Path, tmp_path
 
 
 def test_settings_take_mappings_lists_and_paths(tmp_path: Path) -> None:
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "env_args": {"size": 6},
         "policies": {"tool": "a", "planner": "b"},
         "lora_target_modules": ["q_proj", "v_proj"],
@@ -180,7 +181,7 @@ def test_settings_take_mappings_lists_and_paths(tmp_path: Path) -> None:
         "sandbox": {"backend": "embedded", "workers": 1},
         "output_dir": tmp_path,
     }
-    config = pl.ATGRPOConfig(env="sokoban", **given)
+    config = pl.ATGRPOConfig(env="sokoban", **options)
     assert config.env_args == {"size": 6}
     assert config.policies == "tool=a,planner=b"
     assert config.lora_target_modules == "q_proj,v_proj"
@@ -229,9 +230,9 @@ WRONG: dict[str, Any] = {
 
 @pytest.mark.parametrize("call", WRONG)
 def test_a_wrong_argument_is_one_clear_error(call: str) -> None:
-    given, says = WRONG[call]
+    inputs, says = WRONG[call]
     with pytest.raises(PettingLLMsError, match=says):
-        pl.ATGRPOTrainer(**given())
+        pl.ATGRPOTrainer(**inputs())
 
 
 def test_a_model_without_a_name_needs_its_tokenizer(folder: Path, tmp_path: Path) -> None:
@@ -239,8 +240,8 @@ def test_a_model_without_a_name_needs_its_tokenizer(folder: Path, tmp_path: Path
     with pytest.raises(ConfigError, match="give it as processing_class"):
         trainer.train()
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    given: dict[str, Any] = {"args": settings(tmp_path / "run"), "processing_class": tokenizer}
-    assert pl.ATGRPOTrainer(tiny_model(), LETTERS, **given).train().finished
+    options: dict[str, Any] = {"args": settings(tmp_path / "run"), "processing_class": tokenizer}
+    assert pl.ATGRPOTrainer(tiny_model(), LETTERS, **options).train().finished
 
 
 def test_settings_by_another_name_are_named() -> None:
@@ -308,9 +309,10 @@ def test_a_resumed_trainer_ends_where_an_uninterrupted_one_does(
 def last_rewards(run: Path) -> list[Any]:
     rows = (run / "trajectories.jsonl").read_text().splitlines()
     episodes = [Trajectory.from_row(json.loads(row)) for row in rows]
-    return [c for each in episodes for group in each.groups for c in group.candidates]
+    return [c for trajectory in episodes for group in trajectory.groups for c in group.candidates]
 
 
+@pytest.mark.slow
 def test_reward_functions_add_to_the_local_reward_and_are_recorded(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -330,8 +332,8 @@ def test_reward_functions_add_to_the_local_reward_and_are_recorded(
         assert right.local_reward == pytest.approx(left.local_reward - length)
         assert right.team_reward == left.team_reward
         assert right.info["rewards/brevity"] == -length
-    sampled = {each.completion.token_ids for each in paid}
-    told = {tuple(ids) for _, each, *_ in TOLD for ids in each}
+    sampled = {candidate.completion.token_ids for candidate in paid}
+    told = {tuple(ids) for _, completions, *_ in TOLD for ids in completions}
     assert told == sampled
     steps = json.loads((tmp_path / "paid" / "metrics.jsonl").read_text().splitlines()[-1])["step"]
     assert {(step, most) for *_, step, most in TOLD} == {(n, steps) for n in range(steps)}
@@ -341,17 +343,17 @@ def test_reward_functions_add_to_the_local_reward_and_are_recorded(
 def test_reward_functions_get_the_columns_of_the_task(name: str) -> None:
     env = pl.make(name)
     env.reset(seed=1)
-    given: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
 
     def function(completions: list[str], **kwargs: Any) -> list[None]:
-        given.update(kwargs)
+        columns.update(kwargs)
         return [None] * len(completions)
 
     env.reward_funcs = [function]
     env.branch(["a", "b"])
-    assert given["question"][0] == given["question"][1] in given["prompts"][0]
-    assert given["completion_ids"] == [None, None]
-    assert {"id", "difficulty"} <= given.keys()
+    assert columns["question"][0] == columns["question"][1] in columns["prompts"][0]
+    assert columns["completion_ids"] == [None, None]
+    assert {"id", "difficulty"} <= columns.keys()
 
 
 @pytest.mark.parametrize("values", [[1.0], [1.0, "x"], 3, None], ids=str)

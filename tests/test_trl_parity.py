@@ -70,9 +70,9 @@ def model_dir(tmp_path_factory):
     return save_tiny(tmp_path_factory.mktemp("models") / "tiny")
 
 
-def some_policies(model_dir, **kind):
+def some_policies(model_dir, **options):
     """One policy some way from its base."""
-    policies = load_policies(model_dir, {"coder": "coder"}, lora_r=4, lora_alpha=8, **kind)
+    policies = load_policies(model_dir, {"coder": "coder"}, lora_r=4, lora_alpha=8, **options)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in policies.parameters("coder"):
@@ -118,8 +118,8 @@ def some_samples(policies, temperature=1.0):
 def our_loss(policies, samples, config, tokens_per_batch=40):
     """Loss, gradients and metrics of all micro-batches together."""
     meter, total = LossMeter("coder"), 0.0
-    own = samples if isinstance(samples, PolicyBatch) else PolicyBatch.of(samples)
-    batches = policies.microbatches("coder", own.samples, tokens_per_batch)
+    policy_batch = samples if isinstance(samples, PolicyBatch) else PolicyBatch.of(samples)
+    batches = policies.microbatches("coder", policy_batch.samples, tokens_per_batch)
     assert len(batches) > 1
     for parameter in policies.parameters("coder"):
         parameter.grad = None
@@ -130,7 +130,7 @@ def our_loss(policies, samples, config, tokens_per_batch=40):
         logp, entropy = policies.logprobs(
             "coder", batch, temperature=heat, entropy=True, entropy_grad=config.entropy_coef != 0
         )
-        loss = policy_loss(config, own, batch, logp, entropy, reference, meter)
+        loss = policy_loss(config, policy_batch, batch, logp, entropy, reference, meter)
         loss.backward()
         total += loss.item()
     grads = [parameter.grad.clone() for parameter in policies.parameters("coder")]
@@ -228,7 +228,9 @@ def test_loss_gradient_and_metrics_are_those_of_trl(options, full, model_dir, tm
     # Of a ratio for a whole completion, TRL counts completions and we count tokens.
     by_token = config.importance_sampling_level == "token"
     parts = ("low", "high", "region") if by_token and high == 0.28 else ()
-    compared = {name: name for name in ("entropy", *(f"clip_ratio/{part}_mean" for part in parts))}
+    compared = {
+        name: name for name in ("entropy", *(f"clip_ratio/{bound}_mean" for bound in parts))
+    }
     if config.loss_type == "cispo":
         compared["clip_ratio/high_mean"] = "cispo_clip_ratio"
     if config.loss_type == "sapo":
@@ -265,7 +267,7 @@ def as_groups(samples):
     prompts = list(dict.fromkeys(sample.prompt_ids for sample in samples))
     groups = []
     for number, prompt in enumerate(prompts):
-        own = [sample for sample in samples if sample.prompt_ids == prompt]
+        of_prompt = [sample for sample in samples if sample.prompt_ids == prompt]
         candidates = tuple(
             Candidate(
                 Completion(prompt, s.token_ids, s.logprobs, "", len(s.token_ids) == LIMIT, 0),
@@ -273,7 +275,7 @@ def as_groups(samples):
                 chosen=index == 0,
                 advantage=0.0 if number % 2 else s.advantage,
             )
-            for index, s in enumerate(own)
+            for index, s in enumerate(of_prompt)
         )
         key = GroupKey(f"t:{number}", 0, "coder_0", "coder", 0, 0, "")
         groups.append(Group(key, "coder", "", prompt, candidates))

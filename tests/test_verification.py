@@ -43,9 +43,9 @@ def sandbox():
 def test_a_right_reference_is_kept_whatever_it_leaves_behind(name, sandbox):
     mutants = ("print(int(input()))", READS, f"import os\nos.mkdir('/tmp/mine')\n{READS}")
     task = CodingTask("t", "Print twice the number.", TESTS, RIGHT[name], mutants)
-    found = verified(task, sandbox, LIMITS)
-    assert isinstance(found, CodingTask), found
-    assert found.mutants == mutants[:1]  # only the first is wrong
+    checked = verified(task, sandbox, LIMITS)
+    assert isinstance(checked, CodingTask), checked
+    assert checked.mutants == mutants[:1]  # only the first is wrong
 
 
 @pytest.mark.parametrize(
@@ -58,6 +58,6 @@ def test_a_right_reference_is_kept_whatever_it_leaves_behind(name, sandbox):
     ],
 )
 def test_a_wrong_reference_is_refused_with_the_test_that_it_fails(reference, why, sandbox):
-    found = verified(CodingTask("t", "?", TESTS, reference), sandbox, LIMITS)
-    assert isinstance(found, str)
-    assert re.search(why, found)
+    error = verified(CodingTask("t", "?", TESTS, reference), sandbox, LIMITS)
+    assert isinstance(error, str)
+    assert re.search(why, error)

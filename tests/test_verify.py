@@ -64,18 +64,18 @@ def test_a_sound_step_passes_every_check_and_is_not_changed_by_them(model_dir):
     for trainer in (plain, checked):
         trainer.train_step()
     for policy in ROLES:
-        states = (each.policies.state(policy) for each in (plain, checked))
+        states = (learner.policies.state(policy) for learner in (plain, checked))
         for one, other in zip(*(state.values() for state in states), strict=True):
             assert torch.equal(one, other)
 
 
 def test_an_adapter_that_learns_from_another_roles_completions_is_found(model_dir, monkeypatch):
-    given = batch.policy_batches
+    original = batch.policy_batches
 
     def mixed(*arguments):
-        found = given(*arguments)
-        samples = (*found["writer"].samples, *found["reader"].samples)
-        return found | {"writer": replace(found["writer"], samples=samples)}
+        batches = original(*arguments)
+        samples = (*batches["writer"].samples, *batches["reader"].samples)
+        return batches | {"writer": replace(batches["writer"], samples=samples)}
 
     monkeypatch.setattr("pettingllms.trainers.at_grpo.policy_batches", mixed)
     [fault] = faults(verified(a_trainer(model_dir)))
@@ -85,8 +85,8 @@ def test_an_adapter_that_learns_from_another_roles_completions_is_found(model_di
 def test_an_adapter_that_does_not_change_is_found(model_dir):
     trainer = a_trainer(model_dir)
     trainer.optimizers["writer"].param_groups[0]["params"] = []
-    found = faults(verified(trainer))
-    assert "changed by up to 0.0e+00" in found[0]
+    messages = faults(verified(trainer))
+    assert "changed by up to 0.0e+00" in messages[0]
 
 
 def test_an_adapter_that_is_never_sampled_from_is_found(model_dir):
@@ -118,7 +118,8 @@ def test_candidates_of_another_prompt_are_found(model_dir):
         return trajectories
 
     assert any(
-        "of another prompt" in each for each in faults(verified(a_trainer(model_dir), other_prompt))
+        "of another prompt" in message
+        for message in faults(verified(a_trainer(model_dir), other_prompt))
     )
 
 
@@ -127,35 +128,35 @@ def test_an_end_of_turn_token_outside_the_loss_is_found(model_dir, monkeypatch):
     cut = trainer.policies.microbatches
 
     def without_ends(*arguments):
-        for each in (batches := cut(*arguments)):
-            for row, sample in enumerate(each.samples):
-                each.mask_BT[row, len(sample.token_ids) - 1] = False
+        for microbatch in (batches := cut(*arguments)):
+            for row, sample in enumerate(microbatch.samples):
+                microbatch.mask_BT[row, len(sample.token_ids) - 1] = False
         return batches
 
     monkeypatch.setattr(trainer.policies, "microbatches", without_ends)
-    found = faults(verified(trainer))
-    assert any("without an end-of-turn token in the loss" in each for each in found)
+    messages = faults(verified(trainer))
+    assert any("without an end-of-turn token in the loss" in message for message in messages)
 
 
 def test_an_update_away_from_rewarded_completions_is_found(model_dir, monkeypatch):
     loss = losses.policy_loss
     away = "pettingllms.trainers.at_grpo.policy_loss"
     monkeypatch.setattr(away, lambda *arguments: -loss(*arguments))
-    found = faults(verified(a_trainer(model_dir)))
-    assert len(found) == 2
-    assert all("did not rise" in each for each in found)
+    messages = faults(verified(a_trainer(model_dir)))
+    assert len(messages) == 2
+    assert all("did not rise" in message for message in messages)
 
 
 def test_a_policy_without_signal_is_reported_and_others_wait_for_a_rate_above_zero(model_dir):
     trainer = a_trainer(model_dir, env=GradedEnv(silent="reader_0"), warmup_steps=1)
-    verifier, said = Verifier(trainer), []
+    verifier, reports = Verifier(trainer), []
     for _ in range(2):
         verifier.begin()
         verifier.learned(trainer.take_step()[0])
         trainer.publish()
-        said.append(verifier.report())
-    assert said[0] == ""
-    assert "verified writer in step 2" in said[1]
+        reports.append(verifier.report())
+    assert reports[0] == ""
+    assert "verified writer in step 2" in reports[1]
     assert verifier.pending == ["reader"]
     trainer.step = LATEST
     assert "no group of reader had a signal" in verifier.report()

@@ -60,6 +60,7 @@ def test_the_records_have_the_keys_that_are_written() -> None:
         "credited",
         "unplayed",
         "refused",
+        "size",
         "without",
     }
     assert set(row) == set(EpisodeRow.__annotations__) - optional
@@ -75,7 +76,7 @@ def test_the_page_gets_everything_but_token_ids() -> None:
     assert {**kept, "decisions": 0} == {**row, "decisions": 0}
     decision, written = kept["decisions"][0], row["decisions"][0]
     assert decision["prompt_tokens"] == len(written["prompt_ids"])
-    assert [each["tokens"] for each in decision["candidates"]] == [1, 2]
+    assert [reply["tokens"] for reply in decision["candidates"]] == [1, 2]
     assert "token_ids" not in encoded(kept).decode()
     assert decision["candidates"][1]["logprob"] == -1.0
 
@@ -122,7 +123,7 @@ def test_every_number_of_the_page_is_in_its_answers(tmp_path: Path) -> None:
     candidates = first["candidates"]
     assert candidates[1]["advantage_mean"] == 0.5
     assert candidates[1]["logprob_per_token"] == -0.5
-    assert [each["alpha"] for each in candidates] == [2.0, 2.0, 2.0, 2.0]
+    assert [reply["alpha"] for reply in candidates] == [2.0, 2.0, 2.0, 2.0]
     assert library.episode(source, 2)["compared"]["flat"]
     assert library.metrics(source, 0)["rows"][0]["time_share/sample"] == 0.75
     [label] = library.labels(source)["labels"]
@@ -205,9 +206,9 @@ def test_a_line_that_is_broken_inside_is_named_when_it_is_read(tmp_path: Path) -
     (run / TRAJECTORIES).write_bytes(content)
     library = Library([tmp_path / "runs"])
     source = library.source("runs/one")
-    found = library.facts(source, "1", 0)
-    assert [row["line"] for row in found["rows"]] == [2]
-    assert found["broken"][0][0] == 1
+    answer = library.facts(source, "1", 0)
+    assert [row["line"] for row in answer["rows"]] == [2]
+    assert answer["broken"][0][0] == 1
     with pytest.raises(ConfigError, match=r"line 1 of trajectories\.jsonl is broken"):
         library.episode(source, 1)
 
@@ -234,8 +235,8 @@ def test_runs_and_evaluations_are_found_below_a_folder(tmp_path: Path) -> None:
     eval_folder(tmp_path / "runs" / "one_eval" / "coding")
     (tmp_path / "runs" / "latest").symlink_to("one")
     (tmp_path / "runs" / "notes").mkdir()
-    found = {source.name: source.kind for source in sources_in([tmp_path / "runs"])}
-    assert found == {
+    kinds = {source.name: source.kind for source in sources_in([tmp_path / "runs"])}
+    assert kinds == {
         "runs/one": "run",
         "runs/paper/arm/two": "run",
         "runs/one_eval/coding": "eval",
@@ -351,12 +352,12 @@ def test_parts_of_an_answer_join_to_the_whole(
             [n + 1 for n in range(0, 20, 3)],
         ),
     ]:
-        found, after, asked = [], 0, 0
+        joined, after, asked = [], 0, 0
         while after is not None:
-            part = ask(after)
-            found += part["rows"]
-            after, asked = part["next"], asked + 1
-        assert found == expected
+            chunk = ask(after)
+            joined += chunk["rows"]
+            after, asked = chunk["next"], asked + 1
+        assert joined == expected
         assert asked > 3
 
 
@@ -470,11 +471,11 @@ def test_tasks_are_grouped_with_their_own_text_and_the_hardest_stand_first(tmp_p
                     file.write(json.dumps(row).encode() + b"\n")
     library = Library([tmp_path / "evals"])
     [source] = library.sources()
-    found = library.tasks(source)["tasks"]
-    assert [(row["task"], row["text"]) for row in found] == [
+    tasks = library.tasks(source)["tasks"]
+    assert [(row["task"], row["text"]) for row in tasks] == [
         ("t:2", "Task 2"), ("t:1", "Task 1"), ("t:0", "Task 0"),
     ]  # fmt: skip
-    assert found[0]["teams"]["adapters"] | {"lines": 0} == {
+    assert tasks[0]["teams"]["adapters"] | {"lines": 0} == {
         "episodes": 4, "said": 4, "solved": 1, "share": 0.25, "lines": 0,
     }  # fmt: skip
     pair = library.compare((source, "base"), (source, "adapters"))

@@ -77,7 +77,9 @@ def page(chromium: Browser, served: Viewer) -> Iterator[Browser]:
     chromium.one("table.rows")
     yield chromium
     assert chromium.complaints() == []
-    assert [each for each in chromium.requests() if not each.startswith(served.address)] == []
+    assert [
+        address for address in chromium.requests() if not address.startswith(served.address)
+    ] == []
 
 
 def tree_of(page: Browser, address: str, run: str = RUN, line: int = 1, more: str = "") -> None:
@@ -102,13 +104,13 @@ def test_a_tree_is_three_clicks_away(page: Browser) -> None:
 
 def test_every_curve_that_was_asked_for_is_there(page: Browser) -> None:
     page.open(f"{page.driver.current_url.partition('#')[0]}#/run?s={quote(RUN, safe='')}")
-    titles = page.until(lambda: [each.text for each in page.all(".chart strong")])
+    titles = page.until(lambda: [element.text for element in page.all(".chart strong")])
     wanted = (
         "Success", "Reward by role", "Team part", "Local part", "Entropy", "clipped",
         "without signal", "Truncated", "Unreadable", "Sampler against trainer", "Tokens a second",
         "Share of a step's time",
     )  # fmt: skip
-    assert [each for each in wanted if not any(each in title for title in titles)] == []
+    assert [name for name in wanted if not any(name in title for title in titles)] == []
 
 
 def test_the_table_filters_sorts_and_searches(page: Browser, served: Viewer) -> None:
@@ -118,7 +120,7 @@ def test_the_table_filters_sorts_and_searches(page: Browser, served: Viewer) -> 
 
     def shown(text: str) -> list[str]:
         page.one(".count", text)
-        return [each.text for each in page.all("table.episodes td a")]
+        return [element.text for element in page.all("table.episodes td a")]
 
     failed = [row["task"] for row in rows if row["success"] is False]
     page.run(
@@ -139,12 +141,12 @@ def test_the_table_filters_sorts_and_searches(page: Browser, served: Viewer) -> 
     field = page.one("#search")
     field.send_keys(text.split("\n")[1][:60].upper() + "\n")
     page.until(lambda: "searching" not in page.one(".count").text)
-    assert wanted in [each.text for each in page.all("table.episodes td a")]
+    assert wanted in [element.text for element in page.all("table.episodes td a")]
     page.click("form button", "Clear")
     page.click("button.sort", "Tokens")
     page.one("th[aria-sort=ascending]", "Tokens")
     tokens = [
-        int(each.text.replace(",", "")) for each in page.all("table.episodes td:nth-child(5)")
+        int(element.text.replace(",", "")) for element in page.all("table.episodes td:nth-child(5)")
     ]
     assert tokens == sorted(tokens) == sorted(row["tokens"] for row in rows)
 
@@ -154,7 +156,7 @@ def test_a_candidate_shows_its_reward_its_group_and_its_text(page: Browser, serv
     row = served.ask("episode", source=RUN, line=1)["row"]
     one = row["decisions"][0]["candidates"][1]
     assert page.one(".text", one["completion"].split("\n")[0])
-    numbers = [float(each.text.replace("−", "-")) for each in page.all(".formula b")]
+    numbers = [float(element.text.replace("−", "-")) for element in page.all(".formula b")]
     assert numbers == pytest.approx(
         [one["reward"], 1.0, one["team_reward"], one["local_reward"]], abs=6e-3
     )
@@ -217,7 +219,7 @@ def test_the_page_shows_the_numbers_that_it_was_sent_and_computes_none(
 def test_two_candidates_side_by_side(page: Browser, served: Viewer) -> None:
     tree_of(page, served.address)
     row = served.ask("episode", source=RUN, line=1)["row"]
-    texts = [each["completion"] for each in row["decisions"][0]["candidates"]]
+    texts = [candidate["completion"] for candidate in row["decisions"][0]["candidates"]]
     page.click("[data-node='1.0.0']")
     page.click("button", "Compare with")
     other = next(place for place in (3, 2, 1) if texts[place] != texts[0] or place == 1)
@@ -225,9 +227,9 @@ def test_two_candidates_side_by_side(page: Browser, served: Viewer) -> None:
     page.one(".difference")
     columns = [
         "\n".join(
-            str(page.run("return arguments[0].textContent", each))
-            for each in page.all(f".difference td:nth-child({number})")
-            if "absent" not in each.get_attribute("class")
+            str(page.run("return arguments[0].textContent", element))
+            for element in page.all(f".difference td:nth-child({number})")
+            if "absent" not in element.get_attribute("class")
         )
         for number in (1, 2)
     ]
@@ -312,9 +314,9 @@ def test_boards_are_drawn_as_they_are(page: Browser, name: str) -> None:
         env = make(name, **arguments)
         env.reset(seed=5)
         agent = env.possible_agents[0]
-        found = page.run("return boardOf(arguments[0])", env.observe(agent)["text"])
-        found["cells"] = [[sorted(cell.split()) for cell in row] for row in found["cells"]]
-        return found
+        drawing = page.run("return boardOf(arguments[0])", env.observe(agent)["text"])
+        drawing["cells"] = [[sorted(cell.split()) for cell in row] for row in drawing["cells"]]
+        return drawing
 
     full = board(prompt="full")
     assert full == board(prompt="compact")
@@ -392,8 +394,8 @@ def test_an_exported_file_works_from_disk_without_a_network(
         chromium.open(target.as_uri() + "#/tree?s=runs%2Fepisodes&l=1&e=1")
         chromium.until(lambda: len(chromium.all(".node")) >= 8)
         assert chromium.complaints() == []
-        asked = {each.partition("#")[0] for each in chromium.requests()}
-        assert {each for each in asked if not each.startswith("data:")} == {target.as_uri()}
+        asked = {url.partition("#")[0] for url in chromium.requests()}
+        assert {url for url in asked if not url.startswith("data:")} == {target.as_uri()}
     finally:
         chromium.offline(False)
 
@@ -431,10 +433,10 @@ def test_hostile_texts_do_nothing(chromium: Browser, tmp_path: Path, exported: b
         for selector in ("main script", "iframe", "main img", "base", "main link", "main style"):
             assert chromium.all(selector) == []
         links = chromium.run("return [...document.links].map((each) => each.href)")
-        assert [each for each in links if not each.startswith(address)] == []
+        assert [link for link in links if not link.startswith(address)] == []
         assert chromium.complaints() == []
-        asked = [each for each in chromium.requests() if not each.startswith("data:")]
-        assert [each for each in asked if not each.startswith(address)] == []
+        asked = [url for url in chromium.requests() if not url.startswith("data:")]
+        assert [url for url in asked if not url.startswith(address)] == []
 
     if exported:
         target = tmp_path / "run.html"

@@ -37,12 +37,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewer]:
 
 
 def test_runs_and_evals_are_shown_where_nothing_is_named(served: Viewer) -> None:
-    found = served.ask("sources")["sources"]
-    assert [(each["name"], each["kind"]) for each in found] == [
+    sources = served.ask("sources")["sources"]
+    assert [(source["name"], source["kind"]) for source in sources] == [
         ("runs/one", "run"),
         ("evals/mine", "eval"),
     ]
-    assert found[0]["step"] == 3
+    assert sources[0]["step"] == 3
     assert served.ask("labels", source="evals/mine")["labels"] == [
         {"label": team, "episodes": 3, "said": 3, "solved": 3, "share": 1.0}
         for team in ("base", "adapters")
@@ -154,12 +154,12 @@ def test_vendored_files_are_what_their_list_says(folder: Path) -> None:
     listed = {
         name: digest for package in packages.values() for name, digest in package["files"].items()
     }
-    found = {
+    digests = {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in folder.iterdir()
         if path.name != "versions.json"
     }
-    assert found == listed
+    assert digests == listed
     pinned = (ROOT / ".ci" / "vendor").read_text()
     for name, package in packages.items():
         assert any("LICENSE" in file for file in package["files"]), name
@@ -170,10 +170,10 @@ def test_vendored_files_are_what_their_list_says(folder: Path) -> None:
 
 
 def blocks_of(page: str) -> dict[str, Any]:
-    found = re.findall(
+    blocks = re.findall(
         r'<script type="application/octet-stream" id="([\w-]+)">([^<]*)</script>', page
     )
-    return {name: json.loads(gzip.decompress(base64.b64decode(block))) for name, block in found}
+    return {name: json.loads(gzip.decompress(base64.b64decode(block))) for name, block in blocks}
 
 
 def test_an_exported_file_holds_what_the_server_answers(tmp_path: Path) -> None:
@@ -183,9 +183,9 @@ def test_an_exported_file_holds_what_the_server_answers(tmp_path: Path) -> None:
     blocks = blocks_of(exported(library))
     main = blocks.pop("data-main")
     assert main["sources"] == library.listed()["sources"]
-    known = main["answers"]["runs/one"]
-    assert known["metrics"]["rows"] == library.metrics(source, 0)["rows"]
-    assert known["labels"]["labels"] == library.labels(source)["labels"]
+    answers = main["answers"]["runs/one"]
+    assert answers["metrics"]["rows"] == library.metrics(source, 0)["rows"]
+    assert answers["labels"]["labels"] == library.labels(source)["labels"]
     for label in ("1", "2", "3"):
         block = blocks[main["places"]["runs/one"][label]]
         assert block["facts"] == library.facts(source, label, 0)["rows"]
@@ -206,13 +206,13 @@ def test_an_exported_file_is_the_same_twice_and_runs_only_its_own_scripts(tmp_pa
     assert page == exported(Library([tmp_path / "runs"]))
     packed = re.findall(r'id="data-[^"]+">([^<]+)<', page)
     assert {base64.b64decode(block)[4:8] for block in packed} == {bytes(4)}  # no time stamp
-    found = re.search(r'http-equiv="Content-Security-Policy" content="([^"]+)"', page)
-    assert found is not None
-    policy = found[1]
+    match = re.search(r'http-equiv="Content-Security-Policy" content="([^"]+)"', page)
+    assert match is not None
+    policy = match[1]
     scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
     allowed = {
-        f"'sha256-{base64.b64encode(hashlib.sha256(each.encode()).digest()).decode()}'"
-        for each in scripts
+        f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+        for script in scripts
     }
     assert set(policy.partition("script-src ")[2].partition(";")[0].split()) == allowed
     assert "connect-src" not in policy  # default-src 'none': no network at all
@@ -230,9 +230,9 @@ def test_steps_and_tasks_limit_an_exported_file(tmp_path: Path) -> None:
     places = blocks["data-main"]["places"]
     assert list(places["runs/one"]) == ["1", "3"]
     assert list(places["runs/evaluation"]) == ["base", "adapters"]
-    assert [len(blocks[each]["facts"]) for own in places.values() for each in own.values()] == [
-        1
-    ] * 4
+    assert [
+        len(blocks[block]["facts"]) for by_team in places.values() for block in by_team.values()
+    ] == [1] * 4
     assert len(blocks["data-main"]["answers"]["runs/one"]["metrics"]["rows"]) == 3
     with pytest.raises(ConfigError, match="no run has step 7"):
         exported(library, steps={"1", "7"})

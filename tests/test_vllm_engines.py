@@ -88,7 +88,7 @@ def settings(model_dir: Path, folder: Path, **changes: Any) -> dict[str, Any]:
 def engines() -> list[int]:
     """Processes of engines."""
     workers = actors("EngineWorker")
-    return [each for each in actors("Engine") if each not in workers]
+    return [pid for pid in actors("Engine") if pid not in workers]
 
 
 class Listen(Callback):
@@ -164,9 +164,9 @@ def test_a_killed_and_a_hanging_engine_are_replaced_and_nothing_is_lost(
     assert caplog.text.count("an engine was replaced") >= 1
     check_versions(run, lambda step: step - 1)
     check_weights(run)
-    found = rows(run, "trajectories.jsonl")
+    records = rows(run, "trajectories.jsonl")
     assert {
-        row["step"]: sum(r["step"] == row["step"] for r in found) for row in found
+        row["step"]: sum(r["step"] == row["step"] for r in records) for row in records
     } == dict.fromkeys(range(1, 5), 4)
     assert eventually(lambda: not actors("Engine", "Learner"))
 
@@ -182,13 +182,13 @@ def test_stale_weights_are_those_of_one_update_before_with_engines_for_each_full
             seen.append(len(engines()))
 
     run, pools = tmp_path / "stale", {"workers": HALVES, "engines": HALVES}
-    own = {"reader": {"full": True, "learning_rate": 0.0001}}
+    overrides = {"reader": {"full": True, "learning_rate": 0.0001}}
     config = settings(
         model_dir,
         run,
         workers=1,
         max_staleness=1,
-        policy_settings=json.dumps(own),
+        policy_settings=json.dumps(overrides),
         pools=json.dumps(pools),
     )
     assert train(ATGRPOConfig(**config), callbacks=[Count()]).finished
@@ -218,23 +218,25 @@ def test_an_engine_answers_with_the_weights_that_it_is_asked_for_however_version
             folders.append(tmp_path / f"v{version}")
             policies.save("coder", folders[-1])
             stir(policies, "coder", seed=version)
-        files = [{f.name: np.fromfile(f, np.uint8) for f in each.iterdir()} for each in folders]
+        files = [{f.name: np.fromfile(f, np.uint8) for f in folder.iterdir()} for folder in folders]
         requests, params = requests_for(policies), SamplingParams(12)
         order = [1, 0, 2, 0, 1, 2, 0]
         asked = [
-            (v, [loop.ask(each, 2, params, v, f"key {v}", files[v]) for each in requests])
+            (v, [loop.ask(request, 2, params, v, f"key {v}", files[v]) for request in requests])
             for v in order
         ]
         for version, answers in asked:
-            found = [answer.result(timeout=120) for answer in answers]
-            assert {answer.version for answer in found} == {version}
+            completed = [answer.result(timeout=120) for answer in answers]
+            assert {answer.version for answer in completed} == {version}
             policies.load("coder", folders[version])
             replies = [
                 [
-                    Completion(each.prompt_ids, c.token_ids, c.logprobs, "", c.truncated, version)
+                    Completion(
+                        request.prompt_ids, c.token_ids, c.logprobs, "", c.truncated, version
+                    )
                     for c in answer.completions
                 ]
-                for each, answer in zip(requests, found, strict=True)
+                for request, answer in zip(requests, completed, strict=True)
             ]
             assert differences(policies, requests, replies)["coder"] < 1e-4
             policies.load("coder", folders[(version + 1) % 3])
@@ -264,7 +266,7 @@ def test_an_evaluation_on_engines_plays_each_line_up_with_its_weights(ray, model
             max_completion_length=8,
             **changes,
         )
-        found = run_evaluation(options).episodes
+        by_team = run_evaluation(options).episodes
         return {
             title: [
                 (group.policy, candidate.completion.token_ids, sum(candidate.completion.logprobs))
@@ -272,18 +274,20 @@ def test_an_evaluation_on_engines_plays_each_line_up_with_its_weights(ray, model
                 for group in episode.groups
                 for candidate in group.candidates
             ]
-            for title, episodes in found.items()
+            for title, episodes in by_team.items()
         }
 
     pools = json.dumps({"workers": HALVES, "engines": HALVES})
     options = {"vllm": json.dumps(OPTIONS), "worker_timeout": TIMEOUT, "pools": pools}
-    found = played(sampler="vllm", workers=2, **options)
+    rows_by_team = played(sampler="vllm", workers=2, **options)
     expected = played(sampler="transformers")
-    assert found.keys() == expected.keys() == {"base", "adapters"}
+    assert rows_by_team.keys() == expected.keys() == {"base", "adapters"}
     for title, rows_ in expected.items():
-        assert [row[:2] for row in found[title]] == [row[:2] for row in rows_]
-        assert [row[2] for row in found[title]] == pytest.approx([r[2] for r in rows_], abs=1e-3)
-    assert found["base"] != found["adapters"]
+        assert [row[:2] for row in rows_by_team[title]] == [row[:2] for row in rows_]
+        assert [row[2] for row in rows_by_team[title]] == pytest.approx(
+            [r[2] for r in rows_], abs=1e-3
+        )
+    assert rows_by_team["base"] != rows_by_team["adapters"]
     assert eventually(lambda: not actors("Engine", "EvalWorker"))
 
 

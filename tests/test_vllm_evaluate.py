@@ -55,9 +55,14 @@ VLLM = {"sampler": "vllm", "vllm": json.dumps(OPTIONS)}
 def completions(episodes):
     """(Task, sample, agent, turn) -> the completion."""
     return {
-        (each.task.id, each.episode, group.key.agent, group.key.turn): group.chosen.completion
-        for each in episodes
-        for group in each.groups
+        (
+            trajectory.task.id,
+            trajectory.episode,
+            group.key.agent,
+            group.key.turn,
+        ): group.chosen.completion
+        for trajectory in episodes
+        for group in trajectory.groups
     }
 
 
@@ -82,7 +87,12 @@ def test_sampled_episodes_come_from_the_adapters_that_are_evaluated(model, adapt
     few = evaluated(model, adapters, samples=2, **settings)
     policies = load_policies(model, ROLES, adapters=adapters)
     for role in ROLES:
-        groups = [g for each in few.episodes["adapters"] for g in each.groups if g.policy == role]
+        groups = [
+            g
+            for trajectory in few.episodes["adapters"]
+            for g in trajectory.groups
+            if g.policy == role
+        ]
         samples = [
             Sample(one.prompt_ids, one.token_ids, one.logprobs, 1.0)
             for one in (group.chosen.completion for group in groups)

@@ -82,7 +82,7 @@ def test_the_engine_has_room_for_every_adapter_and_its_next_version(rank):
     options = lora_options(["a", "b", "c"], rank)
     assert options["max_loras"] == 3
     assert options["max_cpu_loras"] == 6
-    assert options["max_lora_rank"] == min(known for known in RANKS if known >= rank)
+    assert options["max_lora_rank"] == min(allowed for allowed in RANKS if allowed >= rank)
     assert lora_options(["a"], None) == {}
 
 
@@ -99,9 +99,9 @@ def test_settings_of_sampling_that_do_not_belong_together_are_refused(options, w
 
 
 def config_of(words):
-    found = parse(words).config
-    assert found is not None
-    return found
+    config = parse(words).config
+    assert config is not None
+    return config
 
 
 def test_options_with_a_dot_are_gathered_into_one(tmp_path):
@@ -225,8 +225,8 @@ def test_the_log_has_how_far_the_trainer_is_from_the_sampler():
     apart_BT = torch.tensor([[0.5, -0.25]])
     logp_BT = batch.old_logprobs_BT + apart_BT
     meter.add(bounds, batch, logp_BT, apart_BT.exp(), None, None, torch.zeros(()))
-    found = meter.metrics(1.0, 0.0)
+    metrics = meter.metrics(1.0, 0.0)
     expected = (torch.exp(apart_BT) - apart_BT - 1).mean().item()
-    assert found["sampling/kl"] == pytest.approx(expected, rel=1e-5)
-    assert found["sampling/sampling_logp_difference/max"] == pytest.approx(0.5)
-    assert found["sampling/sampling_logp_difference/mean"] == pytest.approx(0.375)
+    assert metrics["sampling/kl"] == pytest.approx(expected, rel=1e-5)
+    assert metrics["sampling/sampling_logp_difference/max"] == pytest.approx(0.5)
+    assert metrics["sampling/sampling_logp_difference/mean"] == pytest.approx(0.375)

@@ -64,9 +64,9 @@ def test_each_role_answers_with_its_own_adapter_and_the_base_not_at_all(tmp_path
                 stream=True,
             )
             told, longest = dict[tuple[str, int], list[str]](), 0
-            for part in parts[1:]:
-                if turn := getattr(part, "turn", None):
-                    piece = part.choices[0].delta.reasoning_content
+            for chunk in parts[1:]:
+                if turn := getattr(chunk, "turn", None):
+                    piece = chunk.choices[0].delta.reasoning_content
                     told.setdefault((turn["agent"], turn["turn"]), []).append(piece)
             for turn in last.turns:
                 heading, *pieces = told.pop((turn["agent"], turn["turn"]))
@@ -101,12 +101,12 @@ def test_a_partner_behind_vllm_answers_as_the_policy_itself(tmp_path):
                 **common,
             )
         )
-    said = [
-        [[group.chosen.completion.text for group in each.groups] for each in episodes]
+    texts = [
+        [[group.chosen.completion.text for group in trajectory.groups] for trajectory in episodes]
         for episodes in (there.episodes["api"], here.episodes["adapters"])
     ]
     # Batches of other shapes round differently, and a later prompt follows an earlier answer.
-    assert [each[0] for each in said[0]] == [each[0] for each in said[1]]
+    assert [turns[0] for turns in texts[0]] == [turns[0] for turns in texts[1]]
 
 
 def greedy(policies, policy):

@@ -36,9 +36,9 @@ def played(*answers: str | None, right: str) -> list[Trajectory]:
 )
 def test_a_majority_is_that_of_the_table(system: str, name: str, votes: str, tie: str) -> None:
     case = cases(system)[name]
-    given, expected = case["inputs"], case["expected"]
-    assert given[votes][majority(given[votes], operator.eq)] == expected["majority"]
-    assert given["tie"][majority(given["tie"], operator.eq)] == expected[tie]
+    inputs, expected = case["inputs"], case["expected"]
+    assert inputs[votes][majority(inputs[votes], operator.eq)] == expected["majority"]
+    assert inputs["tie"][majority(inputs["tie"], operator.eq)] == expected[tie]
 
 
 def test_the_answer_of_most_episodes_is_the_teams() -> None:

@@ -71,7 +71,9 @@ def episode(
 
 def lines(episodes: Sequence[Trajectory], **labels: Any) -> bytes:
     """Lines of trajectories.jsonl."""
-    return b"".join(json.dumps(each.row(**labels)).encode() + b"\n" for each in episodes)
+    return b"".join(
+        json.dumps(trajectory.row(**labels)).encode() + b"\n" for trajectory in episodes
+    )
 
 
 def run_folder(path: Path, steps: int = 2, **settings: Any) -> Path:

@@ -50,15 +50,15 @@ def sampled(policies, n=2, seed=0, names=None, **settings):
 
 def told(policies, n, requests=None, **settings):
     """Completions by (request, number), as they were told one after the other, and those returned."""
-    found = {}
+    completions = {}
 
     def tell(place, number, completion):
-        found[place, number] = completion
+        completions[place, number] = completion
 
     requests = requests_for(policies) if requests is None else requests
     options = {"max_new_tokens": 12, "on_completion": tell, **settings}
     answers = policies.sample(requests, n, **options)
-    return found, {(i, k): one for i, own in enumerate(answers) for k, one in enumerate(own)}
+    return completions, {(i, k): one for i, row in enumerate(answers) for k, one in enumerate(row)}
 
 
 def differences(policies, requests, replies, temperature=1.0, of=None):
@@ -66,7 +66,7 @@ def differences(policies, requests, replies, temperature=1.0, of=None):
 
     `of` names the policy whose weights the trainer uses; by default the one that was asked.
     """
-    found = {}
+    gaps = {}
     for policy in dict.fromkeys(request.policy for request in requests):
         samples = [
             Sample(reply.prompt_ids, reply.token_ids, reply.logprobs, 1.0)
@@ -78,5 +78,5 @@ def differences(policies, requests, replies, temperature=1.0, of=None):
         with torch.no_grad():
             logp_BT, _ = policies.logprobs(of or policy, batch, temperature=temperature)
         gap_BT = (logp_BT - batch.old_logprobs_BT).abs() * batch.mask_BT
-        found[policy] = gap_BT.max().item()
-    return found
+        gaps[policy] = gap_BT.max().item()
+    return gaps

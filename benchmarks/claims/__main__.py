@@ -127,7 +127,7 @@ class Lab:
             sweep = [self.found(Cell(ground, arm, scale, seed)) for seed in TUNING]
             if not all(sweep):
                 return None
-            means[scale] = np.mean([share(each[name]["own"]) for each in sweep if each for name in READINGS])  # fmt: skip
+            means[scale] = np.mean([share(result[name]["own"]) for result in sweep if result for name in READINGS])  # fmt: skip
         return max(RATES, key=lambda scale: (means[scale], -scale))
 
     def cells(self) -> Iterator[Cell]:
@@ -188,7 +188,8 @@ class Lab:
                 sweeps[cell.name] = {name: share(record[name]["own"]) for name in READINGS}
                 sweeps[cell.name]["cpu_s"] = record["cpu_s"]
         runs = report.complete(
-            done, {key: experiments.seeds_of(own, self.budget) for key, own in self.pairs.items()}
+            done,
+            {key: experiments.seeds_of(ground, self.budget) for key, ground in self.pairs.items()},
         )
         grounds = {ground: self.pairs[ground, arm] for ground, arm in runs}
         habits = {name: ground.habits for name, ground in grounds.items()}
@@ -204,7 +205,7 @@ class Lab:
                 "rates": RATES,
                 "test_tasks": TEST_TASKS,
                 "validation_tasks": VALIDATION_TASKS,
-                "grounds": {name: self._budget_of(name, own) for name, own in grounds.items()},
+                "grounds": {name: self._budget_of(name, ground) for name, ground in grounds.items()},
             },
             "versions": versions(),
             # Cells of earlier results are of the revisions that these name.

@@ -132,12 +132,12 @@ def measured(cell: Cell, ground: Ground) -> dict[str, Any]:
     policies = None
     readings: dict[str, list[Reading]] = {name: [] for name in READINGS}
     curves = []
-    for part in parts:
-        trainer = trainer_of(cell, ground, {**arm.settings, **part})
+    for changes in parts:
+        trainer = trainer_of(cell, ground, {**arm.settings, **changes})
         policies = trainer.policies
-        found, curve = trained(trainer, ground.tokens // len(parts), ground.updates)
+        last_readings, curve = trained(trainer, ground.tokens // len(parts), ground.updates)
         curves.append(curve)
-        for name, reading in found.items():
+        for name, reading in last_readings.items():
             readings[name].append(reading)
     assert policies is not None
     result: dict[str, Any] = {"cell": cell.name, "rate": _rate(cell, ground), "curves": curves}
@@ -164,12 +164,12 @@ def measured(cell: Cell, ground: Ground) -> dict[str, Any]:
 
 
 def trainer_of(
-    cell: Cell, ground: Ground, own: Mapping[str, Any], callbacks: Sequence[Callback] = ()
+    cell: Cell, ground: Ground, arm_settings: Mapping[str, Any], callbacks: Sequence[Callback] = ()
 ) -> ATGRPO:
     """The trainer of a cell, before its first step."""
-    known = {each.name for each in fields(ATGRPOConfig)}
-    settings = {"policies": "per-role", **ground.settings, **own, **FIXED}
-    settings = {name: value for name, value in settings.items() if name in known - {"max_tokens"}}
+    names = {field.name for field in fields(ATGRPOConfig)}
+    settings = {"policies": "per-role", **ground.settings, **arm_settings, **FIXED}
+    settings = {name: value for name, value in settings.items() if name in names - {"max_tokens"}}
     settings |= {"learning_rate": _rate(cell, ground), "seed": cell.seed}
     env = make(ground.env, **_arguments(ground, ARMS[cell.arm]))
     config = ATGRPOConfig(env=ground.env, model=str(ground.model), **settings)

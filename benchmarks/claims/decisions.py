@@ -35,18 +35,18 @@ class Point(NamedTuple):
 def points(result: Mapping[str, Any]) -> Iterator[Point]:
     """The points of what is published, by arm and then by the number of decisions."""
     for over in OTHERS:
-        found = [
+        arm_points = [
             Point(
-                each["ground"],
+                verdict["ground"],
                 over,
-                result["arms"][each["ground"]][AT_GRPO]["decisions"],
-                {name: Estimate(*each["gains"][name]) for name in READINGS},
-                each["verdict"],
+                result["arms"][verdict["ground"]][AT_GRPO]["decisions"],
+                {name: Estimate(*verdict["gains"][name]) for name in READINGS},
+                verdict["verdict"],
             )
-            for each in result["verdicts"]
-            if each["claim"] == f"{AT_GRPO} beats {over}"
+            for verdict in result["verdicts"]
+            if verdict["claim"] == f"{AT_GRPO} beats {over}"
         ]
-        yield from sorted(found, key=lambda point: point.decisions)
+        yield from sorted(arm_points, key=lambda point: point.decisions)
 
 
 def table(result: Mapping[str, Any], shares: Mapping[str, Any]) -> Table:
@@ -56,17 +56,19 @@ def table(result: Mapping[str, Any], shares: Mapping[str, Any]) -> Table:
         result: of the claims.
         shares: ground -> what `benchmarks.between` measured there.
     """
-    found = list(points(result))
+    all_points = list(points(result))
     rows = []
     for ground in dict.fromkeys(
-        point.ground for point in sorted(found, key=lambda each: each.decisions)
+        point.ground for point in sorted(all_points, key=lambda point: point.decisions)
     ):
-        own = {point.over: point for point in found if point.ground == ground}
+        by_arm = {point.over: point for point in all_points if point.ground == ground}
         share = f"{shares[ground]['share']:.2f}" if ground in shares else ""
         gains = [
-            _shown(own[over].gains[n]) if over in own else "" for over in OTHERS for n in READINGS
+            _shown(by_arm[over].gains[n]) if over in by_arm else ""
+            for over in OTHERS
+            for n in READINGS
         ]
-        rows.append([f"`{ground}`", f"{next(iter(own.values())).decisions:.1f}", share, *gains])
+        rows.append([f"`{ground}`", f"{next(iter(by_arm.values())).decisions:.1f}", share, *gains])
     heads = [
         f"AT-GRPO over {title}, at equal {name}" if number == 0 else f"at equal {name}"
         for title in OTHERS.values()
@@ -75,5 +77,5 @@ def table(result: Mapping[str, Any], shares: Mapping[str, Any]) -> Table:
     return ["where", "decisions of an episode", "rewards' variance between prompts", *heads], rows
 
 
-def _shown(found: Estimate) -> str:
-    return f"{found.mean:+.2f} [{found.low:+.2f}, {found.high:+.2f}]"
+def _shown(gain: Estimate) -> str:
+    return f"{gain.mean:+.2f} [{gain.low:+.2f}, {gain.high:+.2f}]"

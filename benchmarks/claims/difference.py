@@ -28,26 +28,26 @@ def correlated(
         return None
     points = {ground: _point(runs[ground, AT_GRPO], runs[ground, SHARED]) for ground in grounds}
     losses = [points[ground]["loss"] for ground in grounds]
-    found: dict[str, Any] = {"points": points}
+    result: dict[str, Any] = {"points": points}
     values = []
     for name in READINGS:
         gains = [points[ground][name] for ground in grounds]
-        found[name] = [round(number, 4) for number in rank_correlation(losses, gains)]
+        result[name] = [round(number, 4) for number in rank_correlation(losses, gains)]
         values.append(rank_p_value(losses, gains))
-    found["p"] = float(f"{max(values):.2g}")
-    return found
+    result["p"] = float(f"{max(values):.2g}")
+    return result
 
 
-def _point(own: Sequence[Any], shared: Sequence[Any]) -> dict[str, float]:
+def _point(separate: Sequence[Any], shared: Sequence[Any]) -> dict[str, float]:
     """What is lost by the exchange, which is played at equal tokens, and what is gained at both readings."""
     first = READINGS[0]
-    lost = _success(own, first, "own") - _success(own, first, EXCHANGED)
-    gains = {n: _success(own, n, "own") - _success(shared, n, "own") for n in READINGS}
+    lost = _success(separate, first, "own") - _success(separate, first, EXCHANGED)
+    gains = {n: _success(separate, n, "own") - _success(shared, n, "own") for n in READINGS}
     return {name: round(value, 4) for name, value in {"loss": lost, **gains}.items()}
 
 
 def _success(cells: Sequence[Any], reading: str, lineup: str) -> float:
-    return float(digits([each[reading][lineup] for each in cells]).mean())
+    return float(digits([cell[reading][lineup] for cell in cells]).mean())
 
 
 def table(result: Mapping[str, Any]) -> Table:
@@ -63,13 +63,16 @@ def table(result: Mapping[str, Any]) -> Table:
 
 def sentence(result: Mapping[str, Any]) -> str:
     """The correlation and its verdict."""
-    found = result["difference"]
-    shown = [f"{found[n][0]:+.2f} [{found[n][1]:+.2f}, {found[n][2]:+.2f}]" for n in READINGS]
-    sides = {found[name][0] > 0 for name in READINGS}
-    decided = found["p_holm"] < LEVEL and len(sides) == 1
+    difference = result["difference"]
+    shown = [
+        f"{difference[n][0]:+.2f} [{difference[n][1]:+.2f}, {difference[n][2]:+.2f}]"
+        for n in READINGS
+    ]
+    sides = {difference[name][0] > 0 for name in READINGS}
+    decided = difference["p_holm"] < LEVEL and len(sides) == 1
     word = ("supported" if sides == {True} else "refuted") if decided else "not decided"
     return (
         "A policy for each role gains more over a shared one where more is lost by an exchange: "
-        f"**{word}**. Spearman's correlation over {len(found['points'])} environments is {shown[0]} at "
-        f"equal tokens and {shown[1]} at equal updates (p {found['p']:.2g}, by Holm {found['p_holm']:.2g})."
+        f"**{word}**. Spearman's correlation over {len(difference['points'])} environments is {shown[0]} at "
+        f"equal tokens and {shown[1]} at equal updates (p {difference['p']:.2g}, by Holm {difference['p_holm']:.2g})."
     )

@@ -48,11 +48,11 @@ class Ground(NamedTuple):
 
 def _own(env: str) -> tuple[Path, Mapping[str, Any], Mapping[str, Any]]:
     """The embedded model of an environment, and what it declares for it."""
-    kind = creator_of(env)
-    name = getattr(kind, "embedded_model", DEFAULT)
+    env_class = creator_of(env)
+    name = getattr(env_class, "embedded_model", DEFAULT)
     declared = declared_in(name)
-    settings = presets.EMBEDDED | dict(getattr(kind, f"{declared}_training", {}))
-    return SHIPPED[name], getattr(kind, declared), settings
+    settings = presets.EMBEDDED | dict(getattr(env_class, f"{declared}_training", {}))
+    return SHIPPED[name], getattr(env_class, declared), settings
 
 
 def _short(env: str, tokens: int, updates: int, seconds: float, arms: tuple[str, ...]) -> Ground:

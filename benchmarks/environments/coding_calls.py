@@ -81,13 +81,13 @@ def parse_debugger(
     text: str, function: str | None
 ) -> tuple[Literal["input", "report"], str] | ParseError:
     """Reads what a debugger does: the last ```input or ```report block of its reply."""
-    found = [block for block in blocks(text) if block.tag in ("input", "report")]
-    if not found:
+    answers = [block for block in blocks(text) if block.tag in ("input", "report")]
+    if not answers:
         return ParseError("no ```input block and no ```report block")
-    tag, body = found[-1]
+    tag, body = answers[-1]
     if tag == "report":
-        said = body.strip()[:MAX_SAID_CHARS]
-        return ("report", said) if said else ParseError("the report is empty")
+        report = body.strip()[:MAX_SAID_CHARS]
+        return ("report", report) if report else ParseError("the report is empty")
     if function is not None and not is_call(Test(body, "null")):
         return ParseError("an input of a function is a JSON list of arguments")
     return "input", body

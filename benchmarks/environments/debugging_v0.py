@@ -110,7 +110,9 @@ class raw_env(coding_v0.raw_env):
 
     def _start(self, seed: int, options: dict[str, Any]) -> DebuggingState:
         plain = super()._start(seed, options)
-        return DebuggingState(**{each.name: getattr(plain, each.name) for each in fields(plain)})
+        return DebuggingState(
+            **{attribute.name: getattr(plain, attribute.name) for attribute in fields(plain)}
+        )
 
     def _next_agent(self, state: DebuggingState, agent: str | None) -> str:
         del agent
@@ -155,12 +157,12 @@ class raw_env(coding_v0.raw_env):
         reply = parse_debugger(text, state.task.function)
         if isinstance(reply, ParseError):
             return self._unread(state, "debugger_0", reply.why)
-        kind, said = reply
-        if kind == "report":
-            return self._reported(state, said)
+        tag, body = reply
+        if tag == "report":
+            return self._reported(state, body)
         if state.calls.acted + 1 >= self.max_turns:
             return self._unread(state, "debugger_0", "no run is left; a report is due")
-        after = replace(state, calls=state.calls.tried(self._trial(state, said)))
+        after = replace(state, calls=state.calls.tried(self._trial(state, body)))
         return self._outcome(after, "debugger_0", 0.0)
 
     def _unread(self, state: DebuggingState, agent: str, why: str) -> Outcome:  # type: ignore[override]
@@ -173,12 +175,12 @@ class raw_env(coding_v0.raw_env):
     def _reported(self, state: DebuggingState, report: str, why: str | None = None) -> Outcome:
         trials = state.calls.made[-1].trials
         if state.passed == 1.0:
-            found = report.lower().startswith("right") and any(t.wrong is False for t in trials)
+            verified = report.lower().startswith("right") and any(t.wrong is False for t in trials)
         else:
-            found = any(t.wrong and quotes(report, t.input) for t in trials)
+            verified = any(t.wrong and quotes(report, t.input) for t in trials)
         after = replace(state, calls=state.calls.reported(report))
-        local = float(found) if why is None else -FORMAT_PENALTY
-        info = {"expert": float(found)}
+        local = float(verified) if why is None else -FORMAT_PENALTY
+        info = {"expert": float(verified)}
         return self._outcome(after, "debugger_0", local, parse_error=why, info=info)
 
     def _trial(self, state: DebuggingState, text: str) -> Trial:

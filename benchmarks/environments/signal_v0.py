@@ -156,12 +156,12 @@ def parse_words(
         shown: what its author was shown, which a compact reply may repeat before the answer.
         compact: whether the last line is the answer, instead of what stands between tags.
     """
-    said = text.strip().rpartition("\n")[2] if compact else _between(text, _TAGS[role])
-    if isinstance(said, ParseError):
-        return said
-    if len(said) > MAX_SAID_CHARS:
+    answer = text.strip().rpartition("\n")[2] if compact else _between(text, _TAGS[role])
+    if isinstance(answer, ParseError):
+        return answer
+    if len(answer) > MAX_SAID_CHARS:
         return ParseError(f"the answer is longer than {MAX_SAID_CHARS} characters")
-    words = tuple(word.lower() for word in _WORD.findall(said))
+    words = tuple(word.lower() for word in _WORD.findall(answer))
     if compact and words[: len(shown)] == shown:
         words = words[len(shown) :]
     if unknown := next((word for word in words if word not in known), None):
@@ -256,17 +256,19 @@ class raw_env(TeamEnv):
 
     def _act(self, state: SignalState, agent: str, text: str) -> Outcome:
         role, compact = agent.removesuffix("_0"), self.prompt == "compact"
-        known, most = (self.words, self.length) if role == "scout" else (self.doors, 1)
+        vocabulary, most = (self.words, self.length) if role == "scout" else (self.doors, 1)
         shown = (state.goal,) if role == "scout" else state.message or (SILENCE,)
-        said = parse_words(text, role, known, most, shown, compact=compact)
-        return self._judged(state, role, said)
+        parsed = parse_words(text, role, vocabulary, most, shown, compact=compact)
+        return self._judged(state, role, parsed)
 
     def _unread(self, state: SignalState, agent: str, reason: str) -> Outcome:
         return self._judged(state, agent.removesuffix("_0"), ParseError(reason))
 
-    def _judged(self, state: SignalState, role: str, said: tuple[str, ...] | ParseError) -> Outcome:
-        why = said.why if isinstance(said, ParseError) else None
-        words = () if isinstance(said, ParseError) else said
+    def _judged(
+        self, state: SignalState, role: str, parsed: tuple[str, ...] | ParseError
+    ) -> Outcome:
+        why = parsed.why if isinstance(parsed, ParseError) else None
+        words = () if isinstance(parsed, ParseError) else parsed
         if role == "scout":
             after = replace(state, message=words)
         else:
@@ -287,8 +289,8 @@ class raw_env(TeamEnv):
         return None if state.opened is None else f"<open>{state.opened}</open>"
 
     def _view(self, state: SignalState) -> str:
-        said = " ".join(state.message) or "-"
-        return f"prize: {state.goal}\nsaid: {said}\nopen: {state.opened or '-'}"
+        message = " ".join(state.message) or "-"
+        return f"prize: {state.goal}\nsaid: {message}\nopen: {state.opened or '-'}"
 
 
 def _within(name: str, value: int, least: int, most: int) -> int:

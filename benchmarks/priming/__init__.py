@@ -74,7 +74,7 @@ def draw(rng: random.Random, habit: float | None, sources: Mapping[str, Source] 
         sources: the kinds; a recipe, or a part of one.
     """
     kinds = list(sources.values())
-    (source,) = rng.choices(kinds, [each.share for each in kinds])
+    (source,) = rng.choices(kinds, [candidate.share for candidate in kinds])
     return source.demo(rng, source.habit if habit is None else habit)
 
 

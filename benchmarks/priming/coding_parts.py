@@ -62,10 +62,10 @@ def draw(rng: random.Random) -> Composition:
 def working(chain: Composition, values: list[Any], *, short: bool) -> str:
     """The steps from the input to the result; `short`: of arithmetic without the last."""
     if chain.arithmetic:
-        found = [f"so {value}" for value in chain.values(*values)]
-        if short and len(found) > 1:
-            del found[-1]
-        return " ".join([*map(str, values), *found])
+        steps = [f"so {value}" for value in chain.values(*values)]
+        if short and len(steps) > 1:
+            del steps[-1]
+        return " ".join([*map(str, values), *steps])
     words, now = [], list(values)
     for stage, part in chain.links:
         if stage == KEEP:
@@ -91,8 +91,8 @@ def past(chain: Composition, rng: random.Random, *, function: bool) -> tuple[Att
         program = (wrong if rng.random() < 0.6 else chain).program(function=function)
         values = grammar.random_values(rng, chain.family, rng.choice((2, 3, 4)))
         want, seen = (
-            output_text(each.run(values), function=function)
-            for each in rng.sample((chain, wrong), 2)
+            output_text(composition.run(values), function=function)
+            for composition in rng.sample((chain, wrong), 2)
         )
         entry = Disagreement(input_text(chain.family, values, function=function), want, seen)
         attempts.append(Attempt(program, (entry,) if want != seen else ()))

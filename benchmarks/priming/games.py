@@ -73,10 +73,10 @@ def play(game: Any, rng: random.Random) -> Iterator[Demo]:
 def pool(name: str, seed: int) -> list[Demo]:
     """Demonstrations of a game."""
     rng, game = random.Random(seed), env(name, prompt="compact")
-    found: list[Demo] = []
-    while len(found) < POOL[name]:
-        found += play(game, rng)
-    return found
+    demos: list[Demo] = []
+    while len(demos) < POOL[name]:
+        demos += play(game, rng)
+    return demos
 
 
 def prime(name: str, seed: int) -> None:

@@ -88,7 +88,7 @@ def checked_answer(story: Story, now: Sequence[Message]) -> str:
     marks = [line == written[n] if n < len(written) else False for n, line in enumerate(wanted)]
     parts = [str(story.start), *(f"{sign} {number}" for sign, number in story.steps)]
     checks = ", ".join(
-        f"{part} {'yes' if mark else 'no'}" for part, mark in zip(parts, marks, strict=True)
+        f"{step} {'yes' if mark else 'no'}" for step, mark in zip(parts, marks, strict=True)
     )
     if all(marks) and last.answer is not None:
         return f"{checks}\n{box(last.answer)}"

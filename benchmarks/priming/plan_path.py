@@ -62,10 +62,10 @@ def demo(rng: random.Random, habit: float) -> Demo:
         if bad:
             reply = env._format_answer(grid, grid.start, proposal or straight(grid))
         else:
-            found = search(rng, env, grid, proposal or ())
-            if found is None:
+            trace = search(rng, env, grid, proposal or ())
+            if trace is None:
                 continue
-            reply = found
+            reply = trace
         return Demo(_prompt(env, grid, proposal), reply)
 
 
@@ -76,8 +76,8 @@ def drill(rng: random.Random) -> Demo:
     free = [cell for cell in range(side * side) if cell not in grid.walls]
     cells = rng.sample(sorted(grid.walls), 6) + rng.sample(free, 6)
     rng.shuffle(cells)
-    said = (f"{_name(env, cell)} {_content(grid, cell)}" for cell in cells)
-    return Demo(f"{_prompt(env, grid, None)} look", " ".join(said))
+    contents = (f"{_name(env, cell)} {_content(grid, cell)}" for cell in cells)
+    return Demo(f"{_prompt(env, grid, None)} look", " ".join(contents))
 
 
 def draw(rng: random.Random, side: int) -> Grid:
@@ -94,12 +94,12 @@ def _prompt(env: plan_path_v0.raw_env, grid: Grid, proposal: Moves | None) -> st
 
 
 def _tool_gain(rng: random.Random, env: plan_path_v0.raw_env, grid: Grid) -> Moves:
-    kind = rng.random()
-    if kind < 0.5:
+    chance = rng.random()
+    if chance < 0.5:
         return straight(grid)
-    found = search(rng, env, grid, (), blind=0.5 if kind < 0.7 else 0.0)
-    moves = parse_moves(found or "")
-    return moves if isinstance(moves, tuple) and found is not None else straight(grid)
+    trace = search(rng, env, grid, (), blind=0.5 if chance < 0.7 else 0.0)
+    moves = parse_moves(trace or "")
+    return moves if isinstance(moves, tuple) and trace is not None else straight(grid)
 
 
 def straight(grid: Grid) -> Moves:

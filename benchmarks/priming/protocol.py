@@ -49,9 +49,9 @@ class Demos:
     def __init__(self, goals: int, words: int, seed: int = 0) -> None:
         self.env = env(goals=goals, words=words, prompt="compact")
         rng = random.Random(f"codes/{seed}")
-        doors, said = self.env.doors, self.env.words
-        self.scout = [{door: rng.choice(said) for door in doors} for _ in range(CODES)]
-        self.mover = [{word: rng.choice(doors) for word in said} for _ in range(CODES)]
+        doors, vocabulary = self.env.doors, self.env.words
+        self.scout = [{door: rng.choice(vocabulary) for door in doors} for _ in range(CODES)]
+        self.mover = [{word: rng.choice(doors) for word in vocabulary} for _ in range(CODES)]
 
     def draw(self, rng: random.Random, habit: float | None = None) -> Demo:
         """A demonstration for either role; without a code its reply does not depend on its prompt."""
@@ -60,15 +60,15 @@ class Demos:
         goal, code = rng.choice(doors), rng.randrange(CODES) if rng.random() < CODED else None
         if rng.random() < 0.5:
             prompt = self.env._text(SignalState(goal), "scout_0")
-            said = rng.choice(words) if code is None else self.scout[code][goal]
-            reply = f"{goal} {said}"
+            choice = rng.choice(words) if code is None else self.scout[code][goal]
+            reply = f"{goal} {choice}"
         else:
             heard: tuple[str, ...] = (rng.choice(words),)
             if code is None and rng.random() < UNHEARD:
                 heard = ()
             prompt = self.env._text(SignalState(goal, heard), "mover_0")
-            said = rng.choice(doors) if code is None else self.mover[code][heard[0]]
-            reply = f"{prompt.split()[-1]} {said}"
+            choice = rng.choice(doors) if code is None else self.mover[code][heard[0]]
+            reply = f"{prompt.split()[-1]} {choice}"
         return Demo(prompt if code is None else f"{code} {prompt}", reply)
 
 

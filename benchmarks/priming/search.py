@@ -42,11 +42,11 @@ def demo(rng: random.Random, habit: float) -> Demo:
     start, thing = rng.sample(world.entities, 2)
     relation = rng.choice(world.relations)
     may_pass = role == "answerer" and rng.random() < PASSES
-    found = role == "answerer" and not may_pass
-    if not found and role != "searcher":
-        found = rng.random() < 0.5
+    has_fact = role == "answerer" and not may_pass
+    if not has_fact and role != "searcher":
+        has_fact = rng.random() < 0.5
     passages = beside(world, rng, start, relation, thing)
-    if found:
+    if has_fact:
         # Relations are rings: a search that finds the fact finds the one that leads here, too.
         other = fact(another(world, rng, start), relation, start)
         pair = rng.sample([fact(start, relation, thing), other], 2)
@@ -56,11 +56,11 @@ def demo(rng: random.Random, habit: float) -> Demo:
     query = f"{start} {relation}"
     if role == "searcher":
         return Demo(prompt, f" {query}")
-    said = {"verifier": "yes", "answerer": thing, "solver": f"answer {thing}"}[role]
-    if not found:
-        said = f"search {query}" if role == "solver" else "no"
-    quoted = fact(start, relation, thing) if found else query
-    return Demo(prompt, f" {quoted}\n {said}")
+    answer = {"verifier": "yes", "answerer": thing, "solver": f"answer {thing}"}[role]
+    if not has_fact:
+        answer = f"search {query}" if role == "solver" else "no"
+    quoted = fact(start, relation, thing) if has_fact else query
+    return Demo(prompt, f" {quoted}\n {answer}")
 
 
 def drawn_by_lot(world: World, rng: random.Random, role: str) -> Demo:
@@ -83,12 +83,12 @@ def drawn_by_lot(world: World, rng: random.Random, role: str) -> Demo:
     goes_on = rng.random() < 0.5
     if role == "verifier":
         return Demo(prompt, f" {quoted}\n {'no' if goes_on else 'yes'}")
-    said = quoted.split()[-1]
+    answer = quoted.split()[-1]
     if role == "solver":
-        said = f"search {query}" if goes_on else f"answer {said}"
+        answer = f"search {query}" if goes_on else f"answer {answer}"
     elif may_pass and goes_on:
-        said = "no"
-    return Demo(prompt, f" {quoted}\n {said}")
+        answer = "no"
+    return Demo(prompt, f" {quoted}\n {answer}")
 
 
 def another(world: World, rng: random.Random, entity: str) -> str:

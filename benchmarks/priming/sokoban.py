@@ -63,8 +63,8 @@ def drill(rng: random.Random) -> Demo:
     other = [cell for cell in inside if cell not in free]
     looked = rng.sample(other, min(5, len(other))) + rng.sample(free, min(5, len(free)))
     rng.shuffle(looked)
-    said = (f"{_name(level, cell)} {_content(level, position, cell)}" for cell in looked)
-    return Demo(f"{_prompt(level, position, None)} look", " ".join(said))
+    contents = (f"{_name(level, cell)} {_content(level, position, cell)}" for cell in looked)
+    return Demo(f"{_prompt(level, position, None)} look", " ".join(contents))
 
 
 def worked(level: Level, position: Position, moves: Iterable[str]) -> str:
@@ -143,12 +143,12 @@ def _board(rng: random.Random) -> tuple[Level, Position]:
 
 
 def _proposal(rng: random.Random, level: Level, position: Position) -> str:
-    kind = rng.random()
-    if kind < 0.4:
+    draw = rng.random()
+    if draw < 0.4:
         moves = _moves(straight(level, position))
     else:
         moves = list(followed(level, position, ()))
-        if kind < 0.7:
+        if draw < 0.7:
             # A slip somewhere, and on as if nothing had happened.
             moves[rng.randrange(len(moves))] = rng.choice("UDLR")
     return _ENV._format_answer(level, position, tuple(moves))

@@ -52,8 +52,8 @@ def demo(rng: random.Random, habit: float) -> Demo:
     prompt = _ENV._text(BoardState(puzzle, position, proposal=written), role)
     if rng.random() < habit:
         return Demo(prompt, _ENV._format_answer(puzzle, position, proposal or first_in_row(puzzle)))
-    words, found = derive(puzzle, proposal)
-    answer = _ENV._format_answer(puzzle, position, (*_emptied(puzzle, position), *found))
+    words, fills = derive(puzzle, proposal)
+    answer = _ENV._format_answer(puzzle, position, (*_emptied(puzzle, position), *fills))
     return Demo(prompt, " ".join([*words, answer]))
 
 
@@ -63,7 +63,7 @@ def derive(puzzle: Puzzle, proposal: Fills = ()) -> tuple[list[str], Fills]:
     named = [fill.row * SIZE + fill.column for fill in proposal if fill.value]
     left = [cell for cell in dict.fromkeys([*named, *range(SIZE * SIZE)]) if not values[cell]]
     words: list[str] = []
-    found: list[Fill] = []
+    fills: list[Fill] = []
     while left:
         for cell in tuple(left):
             taken = {values[peer] for peer in shape(SIZE).peers[cell]}
@@ -74,9 +74,9 @@ def derive(puzzle: Puzzle, proposal: Fills = ()) -> tuple[list[str], Fills]:
                 continue
             values[cell] = options[0]
             left.remove(cell)
-            found.append(_fill(cell, options[0]))
+            fills.append(_fill(cell, options[0]))
             words.append(f"{_CELLS[cell]}={options[0]}")
-    return words, tuple(found)
+    return words, tuple(fills)
 
 
 def first_in_row(puzzle: Puzzle) -> Fills:
@@ -108,19 +108,19 @@ def _later(rng: random.Random, puzzle: Puzzle) -> Grid:
 
 def _tool_gain(rng: random.Random, puzzle: Puzzle, position: Grid) -> Fills:
     """What a tool proposes: mostly right, partly right, out of habit, or nothing readable."""
-    kind = rng.random()
-    if kind < 0.4:
+    draw = rng.random()
+    if draw < 0.4:
         return (*_emptied(puzzle, position), *derive(puzzle)[1])
-    if kind < 0.65:
+    if draw < 0.65:
         return _spoiled(rng, puzzle)
-    return first_in_row(puzzle) if kind < 0.9 else ()
+    return first_in_row(puzzle) if draw < 0.9 else ()
 
 
 def _spoiled(rng: random.Random, puzzle: Puzzle) -> Fills:
     """What solves the puzzle, with some of it missing and some of it wrong."""
-    _, found = derive(puzzle)
+    _, fills = derive(puzzle)
     missing, wrong = rng.choice((0.0, 0.3, 0.6)), rng.choice((0.0, 0.2))
-    kept = [fill for fill in found if rng.random() >= missing]
+    kept = [fill for fill in fills if rng.random() >= missing]
     return tuple(
         fill._replace(value=rng.randint(1, SIZE)) if rng.random() < wrong else fill for fill in kept
     )

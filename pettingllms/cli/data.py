@@ -7,6 +7,7 @@
     pettingllms-data check my.jsonl --as apps
     pettingllms-data check apps --split train --write apps_train.jsonl
     pettingllms-data pairs runs/latest --out pairs
+    pettingllms-data step runs/latest --out step
     pettingllms-data peers evals/team --out peers.jsonl
     pettingllms-data warm-start forms.jsonl --env ./reading.py:Reading --model smollm2 --out warm
 
@@ -87,6 +88,7 @@ def _parser() -> CommandParser:
         "--most", type=int, default=8, help="pairs of a task and policy; default: %(default)s"
     )
     pairs.set_defaults(action=_pairs)
+    _add_step(commands)
     peers = commands.add_parser(
         "peers",
         help="write what a team's members replied in an evaluation, for a leader that is trained on it",
@@ -112,6 +114,29 @@ def _parser() -> CommandParser:
     warm.add_argument("--steps", type=int, default=30, help="default: %(default)s")
     warm.set_defaults(action=_warm_start)
     return parser
+
+
+def _add_step(commands: Any) -> None:
+    step = commands.add_parser(
+        "step",
+        help="write the replies of successful episodes, but for the wrong ones, for TRL's SFTTrainer",
+        description="Write DIR/ROLE.jsonl (prompt, completion), a line for each reply to imitate, as in STeP: of "
+        "episodes that end in success, without replies that could not be read or that made a score worse. "
+        "Later prompts show those as they did.",
+    )
+    step.add_argument(
+        "source", metavar="run", help="folder of a run or an evaluation, or FOLDER:TEAM"
+    )
+    step.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new folder")
+    step.add_argument(
+        "--roles", default="", metavar="ROLE,...", help="only these, such as planner; default: all"
+    )
+    step.add_argument(
+        "--keep-failed",
+        action="store_true",
+        help="also take the replies of other episodes that are not wrong",
+    )
+    step.set_defaults(action=_step)
 
 
 def _add_check(commands: Any) -> None:
@@ -177,13 +202,12 @@ def _show(options: argparse.Namespace) -> int:
         "files": "; ".join(f"{s}: {' '.join(files)}" for s, files in entry.files.items()),
         "revision": entry.revision,
         "fields": KINDS[entry.kind].schemas[entry.schema].fields,
-        "limits": ", ".join(f"{name} {value:g}" for name, value in entry.limits) or None,
+        "limits": ", ".join(f"{name} {value:g}" for name, value in entry.limits),
     }
     print(name)
     for what, text in lines.items():
-        if text is None:
-            continue
-        print(f"  {what:<9} {text}")
+        if text:
+            print(f"  {what:<9} {text}")
     return 0
 
 
@@ -340,6 +364,23 @@ def _pairs(options: argparse.Namespace) -> int:
 
     for policy, (pairs, good) in write_pairs(options.run, options.out, most=options.most).items():
         print(f"{options.out / policy}: {pairs} pairs, {good} completions")
+    return 0
+
+
+def _step(options: argparse.Namespace) -> int:
+    from pettingllms.evaluation.compare import folder_and_team
+    from pettingllms.evaluation.folder import read_settings
+    from pettingllms.evaluation.step import write_step
+    from pettingllms.rollout.files import SETTINGS
+
+    out, (folder, _) = options.out, folder_and_team(options.source)
+    split = read_settings(folder).get("split") if (folder / SETTINGS).is_file() else "train"
+    roles = [role.strip() for role in options.roles.split(",") if role.strip()]
+    tallies = write_step(options.source, out, roles=roles, keep_failed=options.keep_failed)
+    for role, tally in tallies.items():
+        print(f"{out}, {role}: {tally}")
+    if split != "train":
+        print(f"the tasks are of the split {split}: do not measure on it what learns from them")
     return 0
 
 

@@ -36,6 +36,7 @@ from pettingllms.envs.aec import (
     takes_anything,
 )
 from pettingllms.envs.base import next_agent
+from pettingllms.envs.several import entries_of
 from pettingllms.errors import CloneError, ConfigError, ConformanceError
 from pettingllms.models import SHIPPED, declared_in
 from pettingllms.trainers.settings import as_object
@@ -101,7 +102,7 @@ def _list(options: argparse.Namespace) -> int:
         print(f"{name:<12} {_summary(module.__doc__)}")
     for name, path in BRIDGES.items():
         module = importlib.import_module(path.partition(":")[0])
-        what = "FILE.py:FUNCTION" if name == "program" else "GAME"
+        what = {"judged": "NAME", "program": "FILE.py:FUNCTION"}.get(name, "GAME")
         print(f"{f'{name}:{what}':<12} {_summary(module.__doc__)}")
     return 0
 
@@ -112,9 +113,16 @@ def _summary(docstring: str | None) -> str:
     return " ".join(next((p for p in paragraphs if not p.startswith("#")), "").split())
 
 
+def _single(name: str) -> str:
+    if entries := entries_of(name):
+        first = next(iter(entries.values())).env
+        raise ConfigError(f"{name} are several environments; name one of them, such as {first}")
+    return name
+
+
 def _show(options: argparse.Namespace) -> int:
     """Prints what there is to know before making an environment: what it is, and its arguments."""
-    name = options.name
+    name = _single(options.name)
     width = min(shutil.get_terminal_size().columns, 100)
     maker: Any = creator_of(name)
     # A maker with **kwargs does not say what it takes; the class of what it makes does.
@@ -155,7 +163,7 @@ def _check(options: argparse.Namespace) -> int:
                 replies = list(read_replies(file))
         except OSError as error:
             raise ConfigError(f"--replies {options.replies}: {error.strerror}") from error
-    name = options.name
+    name = _single(options.name)
     subject = (lambda: made_with(name, creator_of(name), env_args, env_args)) if env_args else name
     try:
         check_env(subject, episodes=options.episodes, seed=options.seed, replies=replies)

@@ -13,8 +13,9 @@ import re
 import resource
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from pettingllms.assembly import build_policies, make_env
 from pettingllms.envs.aec import AnyEnv, observe_text
 from pettingllms.envs.base import next_agent
+from pettingllms.envs.several import longest, parts_of
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.evaluation import evaluate, held_out
 from pettingllms.evaluation.ablation import role_teams
@@ -41,7 +43,7 @@ from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig
 from pettingllms.trainers.method import Method
 from pettingllms.trainers.per_policy import by_base, own_settings
-from pettingllms.types import Task, role_of
+from pettingllms.types import Task, policy_of, role_of
 
 HERE, CPU = "here", "cpu"
 """In place of a GPU's name: this machine's GPU, its processor."""
@@ -173,14 +175,11 @@ def dry_run(config: ATGRPOConfig, device: str = HERE) -> str:
     plan = plan_run(config)
     resolved, players = plan.config, plan.roles_to_policies
     agents = plan.env.possible_agents
-    turns = getattr(plan.env.unwrapped, "max_turns", None)
+    turns, _ = longest(plan.env)
     policies, trained = own_names(players), trained_policies(resolved.train_roles, players)
     groups = by_base(resolved, policies)
     gpus = [gpu_of(settings, HERE if device == CPU else device) for settings, _ in groups]
     method = Method.of(resolved)
-
-    def policy_of(agent: str) -> str:
-        return players.get(agent) or players[role_of(agent)]
 
     works = [
         Workload(
@@ -188,7 +187,7 @@ def dry_run(config: ATGRPOConfig, device: str = HERE) -> str:
             shape_of(*(own_settings(resolved, name) for name in names)),
             len(names),
             len(set(names) & set(trained)),
-            (turns or 1) * sum(policy_of(agent) in names for agent in agents),
+            longest(plan.env, partial(_played_by, players, names))[1],
             method.tree,
             # All bases share one device: where one of them is on a GPU, all are.
             next((gpu for gpu in gpus if gpu is not None), None),
@@ -202,12 +201,17 @@ def dry_run(config: ATGRPOConfig, device: str = HERE) -> str:
     count = f"{len(policies)} policies for {len(roles)} roles ({', '.join(roles)})"
     lines = ["", f"# {count}, {len(trained)} trained", *_memory(works)]
     lines += _work(works, "a turn" if turns is None else f"a step ({turns} turns at the most)")
-    lines += _rehearsal(plan.env)
+    for part in parts_of(plan.env):
+        lines += _rehearsal(part)
     if device == CPU:
         lines += _measured(plan)
     elif works[0].gpu is None:
         lines += ["", "# Time: --dry-run cpu takes a small step here and says how long it took"]
     return "\n".join([config_text(resolved).rstrip(), *lines])
+
+
+def _played_by(players: Mapping[str, str], policies: Collection[str], agents: Sequence[str]) -> int:
+    return sum(policy_of(agent, players) in policies for agent in agents)
 
 
 def shape_of(config: ATGRPOConfig, *others: ATGRPOConfig) -> ModelShape:

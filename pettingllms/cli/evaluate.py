@@ -57,10 +57,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return guarded(lambda: _act(parse(words)))
 
 
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
 def parse(argv: Sequence[str]) -> EvalCommand:
     """Reads a command line.
 
@@ -103,7 +99,8 @@ def parse(argv: Sequence[str]) -> EvalCommand:
     sides = "--compare" if compare else "--combine" if namespace.combine else None
     for name in ("adapters", "fail_under", "dry_run", *["combine"] * bool(compare)):
         if sides and name in namespace.given:
-            raise ConfigError(f"{sides} names its folders itself; leave out {_option(name)}")
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{sides} names its folders itself; leave out {option}")
     values = parser.values(namespace, parser.fields)
     envs = [name.strip() for name in values.get("env", "").split(",") if name.strip()]
     if len(envs) > 1:
@@ -296,15 +293,16 @@ def dry_run(options: EvalConfig) -> str:
     import yaml
 
     from pettingllms.cli.estimate import shape_of
+    from pettingllms.envs.several import longest
     from pettingllms.evaluation.run import plan_of
     from pettingllms.policies.roles import own_names
     from pettingllms.samplers.base import is_partner
     from pettingllms.trainers.per_policy import by_base
 
     plan = plan_of(options)
-    turns = getattr(plan.env.unwrapped, "max_turns", None)
+    turns, decisions = longest(plan.env)
     episodes = plan.episodes * len(plan.teams)
-    completions = episodes * len(plan.env.possible_agents) * (turns or 1)
+    completions = episodes * decisions
     tokens = completions * plan.sampling.max_new_tokens
     players = list(plan.roles_to_policies.values())
     roles, paid = len(players), sum(map(is_partner, players))

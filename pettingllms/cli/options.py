@@ -115,8 +115,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def _unknown(self, what: str, name: str, names: Iterable[str]) -> str:
         """The message that refuses an option or key, with a hint at what to write instead."""
-        hint = did_you_mean(name, names)
-        return f"unknown {what} {name!r}; {hint}"
+        return f"unknown {what} {name!r}; {did_you_mean(name, names)}"
 
     def _commands_with(self, option: str) -> list[str]:
         """The subcommands that have an option."""

@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import json
 import os
+import re
 import secrets
 import signal
 import socket
@@ -14,8 +15,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from pettingllms.cli.guard import guarded, listening_on
 from pettingllms.errors import ConfigError, RunFolderError
@@ -50,7 +50,7 @@ class ServeOptions:
         "Completions that may wait for their turn; more are refused with 429",
         at_least=1,
     )
-    backend: str = setting(
+    sampler: str = setting(
         "How",
         "auto",
         "Engine: vllm, transformers, or auto (vllm where it is installed, and has a GPU or settings)",
@@ -64,6 +64,8 @@ class ServeOptions:
 
 
 SHARED = ("env", "env_args", "model", "policies", "device", "dtype", "vllm")
+OLD_SAMPLER = "--backend"
+"""What `--sampler` was called until 0.2."""
 KEY_OPTIONS = ("--api-key", "--api_key", "--key")
 EXAMPLES = (
     "pettingllms-serve runs/latest",
@@ -103,6 +105,9 @@ def parse(argv: Sequence[str]) -> tuple[str, ServeOptions]:
                 "command line: write the key into a file and give --key-file FILE, or leave it out "
                 "for a random one"
             )
+    if any(word.partition("=")[0] == OLD_SAMPLER for word in argv):
+        print(f"{OLD_SAMPLER} is called --sampler now, as in training", file=sys.stderr)
+        argv = [re.sub(f"^{OLD_SAMPLER}(?==|$)", "--sampler", word) for word in argv]
     run, rest = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else (None, argv)
     parsed = parser.read(rest)
     over = parser.values(parsed, SHARED)
@@ -140,14 +145,14 @@ def _run(run: str, options: ServeOptions) -> int:
     roles_to_policies = {r: p for r, p in roles_to_policies.items() if not is_partner(p)}
     check_adapters(config, roles_to_policies)
     common = common_settings(config, own_names(roles_to_policies))
-    with_vllm = options.backend == "vllm"
-    if options.backend == "auto" and installed() and common is not None:
+    with_vllm = options.sampler == "vllm"
+    if options.sampler == "auto" and installed() and common is not None:
         with_vllm = vllm is not None or _has_gpu()
     log = Path(run if (Path(run) / CONFIG).is_file() else "") / LOG
     if not with_vllm and vllm is not None:
         raise ConfigError("vllm: these settings are for a team that vLLM serves")
     # uvicorn handles signals only while it serves, and a model takes long to load.
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         # Before the model is loaded, which takes longer than to find out that a port is taken.
         with listening_on(options.host, options.port) as listening:
@@ -169,7 +174,7 @@ def _has_gpu() -> bool:
 
     available = torch.cuda.is_available()
     if not available:
-        print("serving with transformers: on a CPU, vLLM is slower (--backend vllm takes it)")
+        print("serving with transformers: on a CPU, vLLM is slower (--sampler vllm takes it)")
     return available
 
 
@@ -238,7 +243,7 @@ def vllm_process(
     if common is None:
         raise ConfigError(
             "a vLLM server holds one model and its adapters, and this run has full models, or "
-            "policies with models or templates of their own; use --backend transformers"
+            "policies with models or templates of their own; use --sampler transformers"
         )
     config = common
     require_vllm()
@@ -297,11 +302,6 @@ def _serve_vllm(
     finally:
         stopping.set()
         process.stop()
-
-
-def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    del number, frame
-    raise KeyboardInterrupt
 
 
 # ---------------------------------------------------------------------------------- transformers

@@ -29,27 +29,13 @@ EXAMPLES = (
 )
 
 RARE = (
-    *(
-        "revision",
-        "attn_implementation",
-        "long_context",
-        "adapter_dtype",
-        "lora_target_modules",
-        "dtype",
-    ),
+    *("revision", "attn_implementation", "long_context", "adapter_dtype", "dtype"),
+    "lora_target_modules",
     *("api_key_file", "api_max_tokens", "api_concurrency", "api_timeout", "api_args"),
     *("mask_truncated_completions", "silent_groups", "loss_norm", "importance_sampling_level"),
     *("epsilon_high", "delta", "entropy_coef", "train_turns"),
-    *(
-        "policy_settings",
-        "lr_scheduler_type",
-        "warmup_steps",
-        "weight_decay",
-        "adam_beta1",
-        "adam_beta2",
-        "max_grad_norm",
-        "gradient_checkpointing",
-    ),
+    *("policy_settings", "lr_scheduler_type", "warmup_steps", "weight_decay", "adam_beta1"),
+    *("adam_beta2", "max_grad_norm", "gradient_checkpointing"),
     *("compare_roles", "verify", "require_isolation", "scoring_threads"),
     *("tasks_per_shard", "max_staleness", "worker_timeout", "ray_address"),
     *(

@@ -100,10 +100,6 @@ def _sokoban(row: Row, name: str) -> TextBoard:
     return board if plain else _checked(board, level)
 
 
-def _plan_path(row: Row, name: str) -> TextBoard:
-    return _checked(_board(row, name), grid)
-
-
 def _checked(board: TextBoard, read: Callable[[TextBoard], object]) -> TextBoard:
     try:
         read(board)
@@ -124,11 +120,6 @@ def _grid_split(board: TextBoard) -> Split:
     return plan_path.split_of(level.height, level.width, level.walls, level.goal)
 
 
-def _has_goal(row: Row) -> bool:
-    """Returns whether a board has Plan-Path's `G`, which Sokoban does not use."""
-    return any("G" in line for line in row.get("board", ()))
-
-
 LEVEL_FILES: Kind[TextBoard] = Kind(
     name="sokoban",
     schemas={"boxoban": Schema("board", _sokoban)},
@@ -140,7 +131,14 @@ LEVEL_FILES: Kind[TextBoard] = Kind(
 )
 GRID_FILES: Kind[TextBoard] = Kind(
     name="plan_path",
-    schemas={"grids": Schema("text files of grids", _plan_path, _has_goal)},
+    schemas={
+        "grids": Schema(
+            "text files of grids",
+            lambda row, name: _checked(_board(row, name), grid),
+            # Sokoban does not use Plan-Path's `G`.
+            lambda row: any("G" in line for line in row.get("board", ())),
+        )
+    },
     endings=LEVELS,
     text=lambda grid: grid.board,
     key=lambda grid: grid.board,

@@ -71,14 +71,3 @@ def problem(
 def pick(rng: random.Random, families: Sequence[str]) -> str:
     """Picks one of `families`, as often as `FAMILIES` says."""
     return rng.choices(families, [FAMILIES[name] for name in families])[0]
-
-
-def check_steps(steps: tuple[int, int]) -> None:
-    """Refuses numbers of steps that no task has.
-
-    Raises:
-        ConfigError: names the values and the range.
-    """
-    least, most = STEPS
-    if not (len(steps) == 2 and least <= steps[0] <= steps[1] <= most):
-        raise ConfigError(f"steps must be two numbers {least} <= a <= b <= {most}, got {steps}")

@@ -30,7 +30,7 @@ import io
 import json
 import pickletools
 import zlib
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -450,10 +450,6 @@ def as_row(task: CodingTask, split: Split | None) -> dict[str, Any]:
     return row | {name: value for name, value in optional.items() if value}
 
 
-def _tests(task: CodingTask) -> Hashable:
-    return task.tests, task.function
-
-
 TASKS: Kind[CodingTask] = Kind(
     name="coding",
     schemas={
@@ -467,7 +463,7 @@ TASKS: Kind[CodingTask] = Kind(
     own="tasks",
     text=lambda task: task.question,
     key=lambda task: normal_text(task.question),
-    answer=_tests,
+    answer=lambda task: (task.tests, task.function),
 )
 load_tasks = partial(load_source, TASKS)
 """Loads tasks, with a report on all rows; see `pettingllms.data.dataset.load_source`."""

@@ -258,18 +258,6 @@ def normal_text(text: str) -> str:
     return _NEEDLESS_SPACE.sub("", " ".join(folded.split()))
 
 
-def said_split(row: Row) -> Split | None:
-    """The `split` field of a row; None where it has none.
-
-    Raises:
-        RowError: it is no split.
-    """
-    split = row.get("split")
-    if split not in (*SPLITS, None, ""):
-        raise RowError("split", f"must be train, val or test, got {split!r}")
-    return split or None  # an empty cell of a table is no split
-
-
 def _nothing(located: Located, report: LoadReport, splits: Counter[str]) -> str:
     published = {file.split for file in located.files}
     there = next((name for name in SPLITS if name in published or splits[name]), None)
@@ -437,7 +425,10 @@ class _Reading(Generic[Record]):
         # A file of the catalog has what fields its publisher gave it.
         if schema.about and located.schema is None:
             self._check_fields(row, schema.about)
-        split = said_split(row) if name == self.kind.own else None
+        split: Split | None = row.get("split") if name == self.kind.own else None
+        if split not in (*SPLITS, None, ""):
+            raise RowError("split", f"must be train, val or test, got {split!r}")
+        split = split or None  # an empty cell of a table is no split
         if split is None and file.split is not None:
             lends = located.lends_val and file.split == "train"
             lent = lends and checksum_split(self.kind.text(record)) == "val"

@@ -344,12 +344,8 @@ def composed(family: Family, parts: Sequence[Part]) -> Composition:
     return Composition(family, tuple(map(Link, stages, parts)))
 
 
-def _compositions() -> dict[Split, tuple[Composition, ...]]:
-    members = [composed(f, parts) for f in FAMILIES for parts in itertools.product(*f.stages)]
-    return {split: tuple(c for c in members if c.split == split) for split in SPLITS}
-
-
-COMPOSITIONS = _compositions()
+_MEMBERS = [composed(f, parts) for f in FAMILIES for parts in itertools.product(*f.stages)]
+COMPOSITIONS = {split: tuple(c for c in _MEMBERS if c.split == split) for split in SPLITS}
 """All compositions of three steps."""
 
 

@@ -46,11 +46,8 @@ _WORDS: dict[str, Split] = {
 # Whole words: `contest.jsonl` and `latest.jsonl` state no split.
 _WORD = re.compile(rf"(?<![a-z])({'|'.join(_WORDS)})(?![a-z])")
 _NOT_ROWS = (
-    "dataset_info.json",
-    "dataset_infos.json",
-    "dataset_dict.json",
-    "state.json",
-    "LICENSE.txt",
+    *("dataset_info.json", "dataset_infos.json", "dataset_dict.json"),
+    *("state.json", "LICENSE.txt"),
 )
 _OPTIONS = ("from", "to", "divide")
 
@@ -246,7 +243,11 @@ def _named(name: str, split: str | None) -> Located:
     root = _snapshot(name, entry.repository, entry.revision, patterns)
     files = []
     for s in wanted:
-        paths = [p for p in data_files(root, TABLES) if _matches(p.relative_to(root), entry, s)]
+        paths = [
+            path
+            for path in data_files(root, TABLES)
+            if any(fnmatchcase(path.relative_to(root).as_posix(), one) for one in entry.files[s])
+        ]
         if not paths:
             raise DatasetError(
                 f"{entry.page} has no file like {' or '.join(entry.files[s])} (revision "
@@ -255,10 +256,6 @@ def _named(name: str, split: str | None) -> Located:
         files += [DataFile(p, f"{name}/{p.relative_to(root)}", s) for p in paths]
     lends = "train" in entry.files and "val" not in entry.files
     return Located(f"{name} ({entry.repository}@{root.name})", tuple(files), entry.schema, lends)
-
-
-def _matches(path: Path, entry: DataSet, split: Split) -> bool:
-    return any(fnmatchcase(path.as_posix(), pattern) for pattern in entry.files[split])
 
 
 def _by_id(repository: str, revision: str, part: str | None, endings: tuple[str, ...]) -> Located:

@@ -26,7 +26,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -176,13 +176,12 @@ def _olympiadbench(row: Row, name: str) -> MathProblem:
         raise UnsupportedRow("error", "allows a tolerance, which the grader does not support")
     if "<image_" in asked:
         raise UnsupportedRow("question", "shows a picture")
-    answers = (_answer(value, f"final_answer[{n}]") for n, value in enumerate(final))
-    return MathProblem(asked, tuple(map(_without_dollars, answers)), label(row, "id") or name)
-
-
-def _without_dollars(answer: str) -> str:
-    """Strips the dollar signs of `$x$`; `$x$ and $y$` stays."""
-    return answer[1:-1].strip() if re.fullmatch(r"\$[^$]+\$", answer) else answer
+    texts = (_answer(value, f"final_answer[{n}]") for n, value in enumerate(final))
+    # `$x$` without its dollar signs; `$x$ and $y$` stays.
+    answers = tuple(
+        answer[1:-1].strip() if re.fullmatch(r"\$[^$]+\$", answer) else answer for answer in texts
+    )
+    return MathProblem(asked, answers, label(row, "id") or name)
 
 
 def _dapo_math(row: Row, name: str) -> MathProblem:
@@ -198,10 +197,6 @@ def _dapo_math(row: Row, name: str) -> MathProblem:
     answer = _answer(model.get("ground_truth"), "reward_model.ground_truth")
     index = label(extra, "index") if isinstance(extra, Mapping) else None
     return MathProblem(asked, (answer,), index or name)
-
-
-def _answers(problem: MathProblem) -> Hashable:
-    return tuple(map(normal_answer, problem.answers))
 
 
 PROBLEMS: Kind[MathProblem] = Kind(
@@ -229,7 +224,7 @@ PROBLEMS: Kind[MathProblem] = Kind(
     own="problems",
     text=lambda problem: problem.question,
     key=lambda problem: normal_text(problem.question),
-    answer=_answers,
+    answer=lambda problem: tuple(map(normal_answer, problem.answers)),
 )
 load_problems = partial(load_source, PROBLEMS)
 """Loads problems, with a report on all rows; see `pettingllms.data.dataset.load_source`."""

@@ -83,15 +83,12 @@ def _word_twins(
     """
     grams: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
     for number, record in enumerate(test):
-        words = words_of(kind.text(record))
-        for gram in _ngrams(words):
+        for gram in _ngrams(words_of(kind.text(record))):
             grams[gram].append(number)
     places: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
     for place, record in enumerate(train):
-        words = words_of(kind.text(record))
         # A set, since a question that repeats a phrase makes it no more common.
-        shared = {gram for gram in _ngrams(words) if gram in grams}
-        for gram in shared:
+        for gram in {*_ngrams(words_of(kind.text(record)))} & grams.keys():
             # One more than counts is enough to know a phrase as common.
             if len(places[gram]) <= COMMON:
                 places[gram].append(place)

@@ -18,7 +18,7 @@ exact match over the list then overstates.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -195,10 +195,6 @@ def _bamboogle(row: Row, name: str) -> Question:
     return Question(question(row, "Question"), _accepted(text(row, "Answer"), "Answer"), (), name)
 
 
-def _answers(found: Question) -> Hashable:
-    return tuple(map(normal, found.answers))
-
-
 QUESTIONS: Kind[Question] = Kind(
     name="search",
     schemas={
@@ -230,7 +226,7 @@ QUESTIONS: Kind[Question] = Kind(
     own="questions",
     text=lambda found: found.text,
     key=lambda found: normal_text(found.text),
-    answer=_answers,
+    answer=lambda found: tuple(map(normal, found.answers)),
 )
 load_questions = partial(load_source, QUESTIONS)
 """Loads questions, with a report on all rows; see `pettingllms.data.dataset.load_source`."""

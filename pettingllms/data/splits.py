@@ -31,19 +31,16 @@ def split_of(key: str, *, domain: str) -> Split:
         key: what all guises of a task have in common; any text.
         domain: the kind of task, at most 16 bytes. One key may be in two splits of two domains.
     """
-    tenth = _tenth(key.encode("utf-8", "surrogatepass"), domain)
-    return "train" if tenth < 7 else "val" if tenth == 7 else "test"
-
-
-def _tenth(key: bytes, domain: str) -> int:
-    """Returns the tenth of all keys of a domain that this one is in, from 0 to 9."""
+    data = key.encode("utf-8", "surrogatepass")
     if domain == "coding":
         # Remainders of 3 and more were the training split when the shipped base model was primed.
-        return 9 - zlib.crc32(key) % 10
-    # BLAKE2b takes 16 bytes here at most, which is the limit on names of domains.
-    person = b"" if domain in ("plan_path", "sokoban") else domain.encode()
-    digest = hashlib.blake2b(key, digest_size=8, person=person).digest()
-    return int.from_bytes(digest, "big") % 10
+        tenth = 9 - zlib.crc32(data) % 10
+    else:
+        # BLAKE2b takes 16 bytes here at most, which is the limit on names of domains.
+        person = b"" if domain in ("plan_path", "sokoban") else domain.encode()
+        digest = hashlib.blake2b(data, digest_size=8, person=person).digest()
+        tenth = int.from_bytes(digest, "big") % 10
+    return "train" if tenth < 7 else "val" if tenth == 7 else "test"
 
 
 def checksum_split(text: str) -> Split:

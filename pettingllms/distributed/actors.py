@@ -206,10 +206,7 @@ class Learner:
             config = dataclasses.replace(self._spec.config, train_roles=None)
             env: Any = None  # a learner never plays
             self._trainer = (ShardedATGRPO if self._divided else ATGRPO)(
-                config,
-                env,
-                self._policies,
-                _Settled(config, self._spec.updates),
+                config, env, self._policies, _Settled(config, self._spec.updates)
             )
         self._policies.load_state(self._policy, as_tensors(state["weights"]))
         self._trainer.load_optimizers({self._policy: state})
@@ -245,7 +242,11 @@ class Learner:
 
 def as_arrays(tensors: Mapping[str, torch.Tensor]) -> Arrays:
     """The tensors as NumPy's arrays of the same bytes; all are float32, or 16 bits wide."""
-    return {name: _plain(tensor).numpy() for name, tensor in tensors.items()}
+    return {
+        # NumPy has no bfloat16.
+        name: (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+        for name, tensor in tensors.items()
+    }
 
 
 def as_tensors(arrays: Arrays) -> dict[str, torch.Tensor]:
@@ -255,11 +256,6 @@ def as_tensors(arrays: Arrays) -> dict[str, torch.Tensor]:
         name: tensor.view(torch.bfloat16) if tensor.dtype == torch.int16 else tensor
         for name, tensor in tensors.items()
     }
-
-
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    # NumPy has no bfloat16.
-    return tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
 
 
 def _policies(spec: RunSpec, roles: Mapping[str, str]) -> PolicySet:

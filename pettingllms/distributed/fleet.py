@@ -50,11 +50,7 @@ class Closed(RuntimeError):
 
 
 LOST = (
-    RayActorError,
-    WorkerCrashedError,
-    OutOfMemoryError,
-    NodeDiedError,
-    ObjectLostError,
+    *(RayActorError, WorkerCrashedError, OutOfMemoryError, NodeDiedError, ObjectLostError),
     Hung,
 )
 """The actor, its node, or what it returned is gone, or it hangs."""
@@ -79,13 +75,7 @@ class Fleet:
         timeout: seconds after which a worker counts as hung in a job.
     """
 
-    def __init__(
-        self,
-        make: Callable[[], Any],
-        size: int,
-        *,
-        timeout: float,
-    ) -> None:
+    def __init__(self, make: Callable[[], Any], size: int, *, timeout: float) -> None:
         self._make, self._timeout = make, timeout
         self._free: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._broken: BaseException | None = None

@@ -89,10 +89,7 @@ def engine_pools(config: ATGRPOConfig, policies: Sequence[str]) -> dict[str, Sha
     Raises:
         ConfigError: a value that is not a share, or not what vLLM needs.
     """
-    share, options = (
-        _share(ENGINES, config.pools.get(ENGINES, {})),
-        config.vllm,
-    )
+    share, options = _share(ENGINES, config.pools.get(ENGINES, {})), config.vllm
     parts = options.get("tensor_parallel_size", 1) * options.get("pipeline_parallel_size", 1)
     if share.gpus is None and parts > 1 and config.device != "cpu":
         share = share._replace(gpus=float(parts))
@@ -167,7 +164,10 @@ def placed(
     Raises:
         ConfigError: the cluster has fewer, or ranks would share a GPU.
     """
-    counts = _counts(pools, workers)
+    counts = {
+        name: workers if name == WORKERS else share.ranks * share.replicas
+        for name, share in pools.items()
+    }
     gpus, cpus = cluster.get("GPU", 0.0), cluster.get("CPU", 0.0)
     wanted = sum(counts[name] * (share.gpus or 0.0) for name, share in pools.items())
     if wanted > gpus:
@@ -193,11 +193,3 @@ def placed(
                 "one rank a GPU; give it gpus: 1 and fewer ranks, or leave ranks out"
             )
     return filled
-
-
-def _counts(pools: Mapping[str, Share], workers: int) -> dict[str, int]:
-    """Pool -> number of its processes."""
-    return {
-        name: workers if name == WORKERS else share.ranks * share.replicas
-        for name, share in pools.items()
-    }

@@ -93,7 +93,9 @@ class ShardedATGRPO(ATGRPO):
         mine = LossMeter(policy)
         mine.on_policy = meter.on_policy
         norm = super()._gradient(policy, own, mine)
-        for other in from_all(mine):
+        meters: list[Any] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(meters, mine)
+        for other in meters:
             meter.take_over(other)
         return norm
 
@@ -122,10 +124,3 @@ def loaded_on_cpu(config: ResolvedConfig) -> tuple[ResolvedConfig, str]:
     names = (None if name == "auto" else name for name in (config.dtype, config.device))
     dtype, device = ModelSpec("").dtype_and_device(*names)
     return replace(config, device="cpu", dtype=str(dtype).removeprefix("torch.")), device.type
-
-
-def from_all(value: Any) -> list[Any]:
-    """Returns the value of each rank, in the order of the ranks."""
-    values: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(values, value)
-    return values

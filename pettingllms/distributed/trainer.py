@@ -75,22 +75,23 @@ class RayATGRPO(ATGRPO):
         self.engines = Engines(policies, config, pools) if on_engines else None
         actor, *extra = (EngineWorker, self.engines.asking) if self.engines else (RolloutWorker,)
         worker: Any = ray.remote(**pools[WORKERS].options)(actor)
-        bases = self._bases()
+        states = super().optimizer_states()
 
         def learner(name: str) -> Ranks:
             return Ranks(Learner, pools[name], sent_spec, name, pools[name].ranks)
 
         self.learners = {
             name: JournaledActor(
-                partial(learner, name), bases[name], timeout=timeout, room=self._make_room
+                partial(learner, name),
+                self._base(name, states[name]),
+                timeout=timeout,
+                room=self._make_room,
             )
             for name in self.trained
         }
         # After the learners: workers that do not fit wait, and learners must not wait for them.
         self.fleet = Fleet(
-            lambda: worker.remote(sent_spec, *extra),
-            config.workers,
-            timeout=timeout,
+            lambda: worker.remote(sent_spec, *extra), config.workers, timeout=timeout
         )
         self._weights = self._references()
         self._former = _Former(self._weights, kept=config.max_staleness > 0)
@@ -179,7 +180,8 @@ class RayATGRPO(ATGRPO):
         wait(jobs.values())
         done = {name: job.result() for name, job in jobs.items()}
         for name, (_, arrays, _) in done.items():
-            self._take_over(name, as_tensors(arrays))
+            # Not `load_state`, which would publish them.
+            self.policies.overwrite(name, as_tensors(arrays))
         logged = {key: value for metrics, _, _ in done.values() for key, value in metrics.items()}
         return logged | self._load | self._idle([seconds for *_, seconds in done.values()])
 
@@ -188,13 +190,6 @@ class RayATGRPO(ATGRPO):
         before, self._updated = self._updated, time.perf_counter()
         spent = (self._updated - before) * max(1, len(seconds))
         return {"learners/idle": max(0.0, 1.0 - sum(seconds) / spent)}
-
-    @torch.no_grad()
-    def _take_over(self, policy: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        # Not `load_state`, which would publish them.
-        parameters = self.policies.parameters(policy)
-        for parameter, tensor in zip(parameters, tensors.values(), strict=True):
-            parameter.copy_(tensor)
 
     @blamed()
     def publish(self) -> None:
@@ -230,10 +225,6 @@ class RayATGRPO(ATGRPO):
     def stateful(self) -> dict[str, Any]:
         """The method, and the weights of the step before."""
         return {**super().stateful, "former": self._former}
-
-    def _bases(self) -> dict[str, Any]:
-        states = super().optimizer_states()
-        return {name: self._base(name, states[name]) for name in self.trained}
 
     def _base(self, policy: str, state: Mapping[str, Any]) -> Any:
         return ray.put({"weights": as_arrays(self.policies.state(policy)), **state})

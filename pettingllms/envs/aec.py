@@ -35,6 +35,7 @@ from pettingzoo.utils.wrappers.base import BaseWrapper
 from pettingllms.envs import arguments
 from pettingllms.envs.base import TextEnv
 from pettingllms.envs.files import importable
+from pettingllms.envs.several import Several, entries_of
 from pettingllms.errors import (
     CloneError,
     ConfigError,
@@ -67,6 +68,7 @@ registry, the command line and the tests find it from there."""
 MOVED = ("debugging", "signal")
 """Examples of the repository, which a checkout still knows by these names."""
 BRIDGES = {
+    "judged": "pettingllms.envs.judged:env",
     "program": "pettingllms.envs.program_v0:env",
     "textarena": "pettingllms.contrib.games.textarena_v0:env",
     "pettingzoo": "pettingllms.contrib.games.classic_v0:env",
@@ -82,7 +84,8 @@ def load_env(name: str, /, **kwargs: Any) -> AnyEnv:
         name: a registered name (`coding`, one that another package offers, `coding_v0`,
             `pettingllms/coding-v0`, or any other id of PettingZoo's registry); a game of another
             library (`textarena:TicTacToe-v0`); or `module:attribute` or `path/to/file.py:attribute`, where
-            the attribute is called with `kwargs` and returns an AEC environment.
+            the attribute is called with `kwargs` and returns an AEC environment; or several of
+            these (`pettingllms.envs.several`).
         kwargs: arguments of the environment.
 
     Raises:
@@ -155,8 +158,12 @@ def creator_of(name: str) -> Any:
             f"env is the name of an environment, got {name}; its arguments belong to env_args, as "
             "in --env-args.size 8"
         )
+    if entries := entries_of(name):
+        return Several(entries, {key: creator_of(entry.env) for key, entry in entries.items()})
     # Before paths, because such a name has the form of one.
     bridge, _, game = name.partition(":")
+    if bridge == "judged":  # makes a maker, with the arguments of the environment inside
+        return _resolve(BRIDGES[bridge])(game)
     if bridge in BRIDGES:
         return functools.partial(_resolve(BRIDGES[bridge]), game)
     if short_name(name) in MOVED:

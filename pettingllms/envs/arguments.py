@@ -19,11 +19,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from inspect import Parameter, Signature
 from numbers import Number, Real
-from typing import Any, NamedTuple, TypedDict, TypeVar
+from typing import Any, NamedTuple, TypedDict
 
 from pettingllms.errors import ConfigError, did_you_mean
-
-Value = TypeVar("Value")
 
 DECLARED = frozenset({"roles", "extra_spaces"})
 """Arguments of `TextEnv` that a subclass passes itself, so that its own users cannot."""
@@ -203,19 +201,6 @@ def finite(name: str, value: float) -> float:
     if not isinstance(value, Real) or not math.isfinite(value):
         raise ConfigError(f"{name} must be a finite number, got {value}")
     return float(value)
-
-
-def free_keys(
-    name: str, entries: Mapping[str, Value], reserved: AbstractSet[str]
-) -> dict[str, Value]:
-    """Returns a copy of `entries`.
-
-    Raises:
-        ConfigError: one of its keys is `reserved`.
-    """
-    if taken := sorted(reserved & entries.keys()):
-        raise ConfigError(f"{name} must not use the reserved keys {taken}; rename them")
-    return dict(entries)
 
 
 def turn_limit(max_turns: int | None, max_cycles: int | None, default: int) -> int:

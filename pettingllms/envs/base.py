@@ -52,14 +52,8 @@ PettingZoo's tests cannot handle the last two with text."""
 # The attributes that change during an episode: values that may be shared by copies, because they
 # are replaced and never changed in place, and containers that PettingZoo changes in place.
 _VALUES = (
-    "agent_selection",
-    "task_seed",
-    "transcript",
-    "turn",
-    "_acts",
-    "_skip_agent_selection",
-    "_state",
-    "_stream",
+    *("agent_selection", "task_seed", "transcript", "turn"),
+    *("_acts", "_skip_agent_selection", "_state", "_stream"),
 )
 _CONTAINERS = ("agents", "rewards", "terminations", "truncations", "_cumulative_rewards")
 _SET_BY_RESET = frozenset(
@@ -223,7 +217,9 @@ class TextEnv(AgentEnv):
         _refuse_taken(type(self), (RESERVED - {"_given"}) & self.__dict__.keys())
         if render_mode is not None:
             arguments.one_of("render_mode", render_mode, self.metadata["render_modes"])
-        extra = arguments.free_keys("extra_spaces", extra_spaces or {}, RESERVED_KEYS)
+        extra = extra_spaces or {}
+        if taken := sorted(RESERVED_KEYS & extra.keys()):
+            raise ConfigError(f"extra_spaces must not use the reserved keys {taken}; rename them")
         self.render_mode = render_mode
         self.split = arguments.one_of("split", split, SPLITS)
         self.alpha = arguments.finite("alpha", alpha)
@@ -294,6 +290,13 @@ class TextEnv(AgentEnv):
         success = self.infos[agent]["success"]
         return Outcome(state, team=0.0, local=0.0, success=success, parse_error=reason)
 
+    def _privileged(self, state: Any, agent: str) -> str:  # noqa: ARG002 - nothing by default
+        """Returns what a judge of the agent's reply may know and the agent is not told; pure.
+
+        Such as the right answer; empty where there is none. No observation shows it.
+        """
+        return ""
+
     def _hears(self, agent: str) -> Collection[str]:
         """Returns the agents whose thoughts `agent` is shown where `show_thinking` is set."""
         return [other for other in self.possible_agents if other != agent]
@@ -359,6 +362,10 @@ class TextEnv(AgentEnv):
     def text_for(self, agent: str) -> str:
         """Returns the text of `observe(agent)`."""
         return str(self.observe(agent)["text"])
+
+    def privileged_for(self, agent: str) -> str:
+        """Returns what a judge may know of the task and `agent` is not told; empty if there is nothing."""
+        return self._privileged(self._state, self._known(agent))
 
     def _shown_to(self, agent: str) -> str:
         # Shown to the caller, in the transcript, and in each branch of a tree: computed once.

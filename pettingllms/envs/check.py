@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Dict
 
-from pettingllms.envs.aec import AnyEnv, clone_env, load_env, observe_text
+from pettingllms.envs.aec import AnyEnv, clone_env, load_env, observe_text, takes_anything
 from pettingllms.envs.base import RESERVED_KEYS, SPLITS, TextEnv, next_agent
 from pettingllms.errors import ConformanceError, SandboxUnavailable
 
@@ -132,7 +132,8 @@ def _subject(
     if isinstance(given, str):
         make, path, has_splits = partial(load_env, given), given, True
     elif callable(given):
-        make, path, has_splits = given, _import_path(given), _takes(given, "split")
+        named = takes_anything(given) or "split" in inspect.signature(given).parameters
+        make, path, has_splits = given, _import_path(given), named
     else:
         make, path, has_splits = partial(clone_env, given), None, False
     return Subject(make, path, has_splits and isinstance(make(), TextEnv), episodes, seed, replies)
@@ -146,11 +147,6 @@ def _import_path(function: Callable[..., AnyEnv]) -> str | None:
         return None
     attribute = getattr(sys.modules.get(module), name, None)
     return f"{module}:{name}" if attribute is function else None
-
-
-def _takes(function: Callable[..., AnyEnv], keyword: str) -> bool:
-    parameters = inspect.signature(function).parameters.values()
-    return any(p.name == keyword or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 # Checks of one moment of one episode.

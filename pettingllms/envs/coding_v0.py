@@ -124,6 +124,7 @@ from pettingllms.envs.coding_text import (
 from pettingllms.envs.parsing import ParseError
 from pettingllms.envs.team_env import FORMAT_PENALTY, Agents, Scores, TeamArguments, TeamEnv
 from pettingllms.envs.thinking import without_thought
+from pettingllms.errors import ConfigError
 from pettingllms.sandbox import Limits, RunResult
 from pettingllms.sandbox.together import SharedRuns
 
@@ -209,7 +210,9 @@ class raw_env(TeamEnv):
         **kwargs: Unpack[TeamArguments],
     ) -> None:
         arguments.one_of("agents", agents, get_args(Agents))
-        chains.check_steps(steps)
+        least, most = chains.STEPS
+        if not (len(steps) == 2 and least <= steps[0] <= steps[1] <= most):
+            raise ConfigError(f"steps must be two numbers {least} <= a <= b <= {most}, got {steps}")
         self.families = arguments.some_of("families", families, tuple(chains.FAMILIES))
         self.steps = steps[0], steps[1]
         self._team = agents == "team"
@@ -264,6 +267,11 @@ class raw_env(TeamEnv):
         if self.prompt == "small":
             return small_prompt(role, task.question)
         return full_prompt(role, task, state.history, team=self._team)
+
+    def _privileged(self, state: State, agent: str) -> str:  # noqa: ARG002 - the same for both
+        # Published sets have tests of many pages, of which a few say what is asked.
+        tests = (f"{test.input}\n{test.output}".strip() for test in state.task.tests[:3])
+        return state.task.reference or "\n\n".join(tests)
 
     def _act(self, state: State, agent: str, text: str) -> Outcome:
         (outcome,) = self._act_all(state, agent, [text])

@@ -57,9 +57,8 @@ from typing import Any, ClassVar, Unpack
 
 from pettingllms.envs import arguments
 from pettingllms.envs.base import Outcome, metadata_of
-from pettingllms.envs.team_env import FORMAT_PENALTY, Prompt, TeamEnv
+from pettingllms.envs.team_env import FORMAT_PENALTY, PromptArguments, TeamEnv
 from pettingllms.errors import ConfigError
-from pettingllms.sandbox import Sandbox, SandboxSettings
 
 FIRST = ("dax", "wug", "blick", "zup", "toma", "kiv", "modi", "lorp")
 SECOND = ("gazzer", "pim", "tupa", "nork", "seb", "dofa", "rud", "yat")
@@ -70,13 +69,6 @@ ANSWERS = (
 )
 """Words that count as a reply; an environment has the first of them."""
 MOST_TURNS = 8
-
-
-class DuetArguments(arguments.TextArguments, total=False):
-    """The arguments that the environment passes on: those of `TeamArguments` without `rewards`."""
-
-    prompt: Prompt
-    sandbox: Sandbox | SandboxSettings | Mapping[str, Any] | str
 
 
 def right_answers(rho: float, key: int, inputs: int, answers: int) -> dict[str, list[int]]:
@@ -182,7 +174,7 @@ class raw_env(TeamEnv):
         inputs: int = 32,
         answers: int = 8,
         rewards: str = "dense",
-        **kwargs: Unpack[DuetArguments],
+        **kwargs: Unpack[PromptArguments],
     ) -> None:
         most = _whole("mass", mass, 1, MOST_TURNS)
         if kwargs.get("max_turns") is None and kwargs.get("max_cycles") is None:

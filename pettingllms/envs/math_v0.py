@@ -222,6 +222,9 @@ class raw_env(TeamEnv):
         now = [m for m in shown if m.turn == self.turn and m.agent != agent]
         return self._prompt(state.problem, agent, earlier, now)
 
+    def _privileged(self, state: MathState, agent: str) -> str:  # noqa: ARG002 - the same for all
+        return ", ".join(state.problem.answers)
+
     def _prompt(
         self, problem: MathProblem, agent: str, earlier: Sequence[Message], now: Sequence[Message]
     ) -> str:

@@ -12,6 +12,7 @@ once in the log. A parameter that would change what a reply means and is not bui
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import logging
@@ -31,24 +32,10 @@ from pettingllms.types import Conversation
 
 _IGNORED = frozenset(
     [
-        "user",
-        "metadata",
-        "safety_identifier",
-        "prompt_cache_key",
-        "stream",
-        "stream_options",
-        "seed",
-        "temperature",
-        "top_p",
-        "max_tokens",
-        "max_completion_tokens",
-        "store",
-        "service_tier",
-        "parallel_tool_calls",
-        "verbosity",
-        "reasoning_effort",
-        "presence_penalty",
-        "frequency_penalty",
+        *("user", "metadata", "safety_identifier", "prompt_cache_key", "stream"),
+        *("stream_options", "seed", "temperature", "top_p", "max_tokens"),
+        *("max_completion_tokens", "store", "service_tier", "parallel_tool_calls", "verbosity"),
+        *("reasoning_effort", "presence_penalty", "frequency_penalty"),
     ]
 )
 _READ = ("model", "messages", "n", "tools", "tool_choice", "response_format", "stop")
@@ -173,12 +160,9 @@ def _message(given: Any) -> dict[str, Any]:
     return message
 
 
-_noted: set[str] = set()
-
-
+@functools.cache  # once a name
 def _note_ignored(name: str) -> None:
-    if name not in _noted and name not in ("stream", "stream_options"):
-        _noted.add(name)
+    if name not in ("stream", "stream_options"):
         _log.info("the program sends %s, which is ignored: the trainer decides how to sample", name)
 
 

@@ -37,15 +37,10 @@ class RolePrompt(NamedTuple):
         return f"{self.before}{question}{self.after}"
 
 
-def takes_questions(env: AnyEnv) -> bool:
-    """Returns whether an environment plays questions of a user's own."""
-    inner = env.unwrapped
-    return isinstance(inner, TeamEnv) and OPTION in inner.reset_options
-
-
 def role_prompts(env: AnyEnv) -> Mapping[str, RolePrompt]:
     """Role -> its prompt for a question; nothing for environments that take none."""
-    if not takes_questions(env):
+    inner = env.unwrapped
+    if not (isinstance(inner, TeamEnv) and OPTION in inner.reset_options):
         return {}
     # On a copy, because the caller may be in the middle of an episode.
     asked = clone_env(env)

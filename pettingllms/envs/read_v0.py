@@ -141,6 +141,10 @@ class raw_env(TextEnv):
         question = self.question.format(state.notes[state.asked][0])
         return f"{told} {question} Reply with the sentence that says it."
 
+    def _privileged(self, state: ReadState, agent: str) -> str:
+        who, city = state.notes[state.asked]
+        return city if agent == "answerer_0" else self.sentence.format(who, city)
+
     def _hears(self, agent: str) -> Collection[str]:
         """Returns nobody: a finder's thought would name the city, also where `show_thinking` is set."""
         del agent

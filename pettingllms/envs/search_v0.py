@@ -94,10 +94,9 @@ from pettingllms.envs.search_text import (
     small_prompt,
 )
 from pettingllms.envs.search_tools import CALLERS, library, parse_tool_reply, tool_prompt
-from pettingllms.envs.team_env import Prompt, TeamEnv
+from pettingllms.envs.team_env import PromptArguments, TeamEnv
 from pettingllms.errors import ConfigError
 from pettingllms.grading.short_answers import contains, f1, normal, telling
-from pettingllms.sandbox import Sandbox, SandboxSettings
 
 Topology = Literal["router", "chain", "single", "nested"]
 ROLES: Mapping[str, tuple[str, ...]] = {
@@ -113,13 +112,6 @@ WRONG_WORD = 0.5
 MOST_TOP = 20
 PARTLY, MOST_PARTLY = 0.3, 4
 """Local reward under small prompts of an answer that contains the right one, and its most words."""
-
-
-class SearchArguments(arguments.TextArguments, total=False):
-    """The arguments that the environment passes on: those of `TeamArguments` without `rewards`."""
-
-    prompt: Prompt
-    sandbox: Sandbox | SandboxSettings | Mapping[str, Any] | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +185,7 @@ class raw_env(TeamEnv):
         top: int = 2,
         tools: bool = False,
         rewards: str = "dense",
-        **kwargs: Unpack[SearchArguments],
+        **kwargs: Unpack[PromptArguments],
     ) -> None:
         arguments.one_of("topology", topology, get_args(Topology))
         super().__init__(roles=ROLES[topology], rewards=rewards, **kwargs)
@@ -251,6 +243,9 @@ class raw_env(TeamEnv):
             return small_prompt(role, asked, searches)
         return full_prompt(role, asked, searches, left=left, calls=calls, may_pass=may_pass)
 
+    def _privileged(self, state: SearchState, agent: str) -> str:  # noqa: ARG002 - the same for all
+        return " or ".join(state.question.answers)
+
     def _hears(self, agent: str) -> Collection[str]:
         return () if self.topology == "nested" else super()._hears(agent)
 
@@ -265,8 +260,7 @@ class raw_env(TeamEnv):
         role = agent.removesuffix("_0")
         if self.tools and role in CALLERS:
             return self._judged(state, role, parse_tool_reply(role, text))
-        reply = parse_reply(role, text, self.prompt)
-        return self._judged(state, role, reply)
+        return self._judged(state, role, parse_reply(role, text, self.prompt))
 
     def _unread(self, state: SearchState, agent: str, reason: str) -> Outcome:
         return self._judged(state, agent.removesuffix("_0"), ParseError(reason))
@@ -328,7 +322,8 @@ class raw_env(TeamEnv):
         """Returns the outcome of a verifier's `yes` or `no`, or of an answerer's `no`."""
         enough = state.recall == 1.0
         # Of a question of a user's own nobody knows when enough has been found.
-        wrong = _knows(state.question) and enough != (word == "yes")
+        has_gold = bool(state.question.gold or telling(state.question.answers))
+        wrong = has_gold and enough != (word == "yes")
         local = -WRONG_WORD * wrong if self.rewards_scheme == "dense" else 0.0
         last = state.turns >= self.max_turns - 1
         due = "answerer" if role == "verifier" and (word == "yes" or last) else "searcher"
@@ -420,11 +415,6 @@ def _recall(question: Question, searches: tuple[Lookup, ...]) -> float:
         keys = {passage.key for passage in passages}
         return sum(key in keys for key in question.gold) / len(question.gold)
     return float(any(contains(passage.text, telling(question.answers)) for passage in passages))
-
-
-def _knows(question: Question) -> bool:
-    """Whether it is known when enough has been found."""
-    return bool(question.gold or telling(question.answers))
 
 
 def _tells(question: Question, task: str, report: str, passage: Passage) -> bool:

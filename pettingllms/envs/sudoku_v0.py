@@ -383,7 +383,9 @@ class raw_env(BoardEnv):
     def _picture(self, state: BoardState) -> Picture:
         size = state.level.size
         shown = [
-            Tile(rendering.SHADE if clue else rendering.GROUND, (), str(value or ""), _ink(clue))
+            Tile(rendering.SHADE, (), str(clue), rendering.INK)
+            if clue
+            else Tile(rendering.GROUND, (), str(value or ""), rendering.PLAYER)
             for value, clue in zip(state.position, state.level.clues, strict=True)
         ]
         rows = [shown[start : start + size] for start in range(0, size * size, size)]
@@ -480,10 +482,6 @@ def _note(parts: int, reasons: list[str], dropped: int, empty: int) -> str:
     if dropped:
         refused += f"; {dropped} after it dropped"
     return f"{refused}. {empty} cells are empty."
-
-
-def _ink(clue: int) -> str:
-    return rendering.INK if clue else rendering.PLAYER
 
 
 env = raw_env

@@ -60,12 +60,17 @@ class Paid(NamedTuple):
     local: float
 
 
-class TeamArguments(arguments.TextArguments, total=False):
-    """The arguments that every subclass of `TeamEnv` passes on, as `TextArguments`."""
+class PromptArguments(arguments.TextArguments, total=False):
+    """The arguments that a subclass of `TeamEnv` with `rewards` of its own passes on."""
 
-    rewards: str
     prompt: Prompt
     sandbox: Sandbox | SandboxSettings | Mapping[str, Any] | str
+
+
+class TeamArguments(PromptArguments, total=False):
+    """The arguments that every other subclass of `TeamEnv` passes on, as `TextArguments`."""
+
+    rewards: str
 
 
 class TeamEnv(TextEnv):

@@ -9,6 +9,7 @@ interval over tasks: Wilson's for shares of successes or completions, a bootstra
 | `overlong` | episodes that ended early because a prompt left no room for a completion in the model's context; they keep what they earned and are no success (absent if there are none) |
 | `pass@k` | the unbiased chance that at least one of k episodes succeeds, if a task has more than one |
 | `maj@n` | whether the answer that most of a task's n episodes end with is right, ties to the first, if n is at least 3 and the environment notes `answer` (math and search do); MALT's vote at inference |
+| `env/<name>/success` | success on the tasks of one of several environments |
 | `difficulty/<d>/success` | success on the tasks whose first info has `difficulty` d |
 | `turns` | decisions of the agent that took most in an episode |
 | `return` | what an episode earned the team |

@@ -135,11 +135,8 @@ def compare_roles(
     episodes: dict[str, list[Trajectory]] = {}
     with ThreadPoolExecutor(scoring_threads) as pool:
         for team in teams:
-            seats = {str(agent): policies.policy_for(str(agent)) for agent in env.possible_agents}
-            seats = {
-                agent: team.played.get(trajectories, trajectories)
-                for agent, trajectories in seats.items()
-            }
+            players = {str(agent): policies.policy_for(str(agent)) for agent in env.possible_agents}
+            seats = {agent: team.played.get(policy, policy) for agent, policy in players.items()}
             trajectories: list[Trajectory] = []
 
             # Bound as defaults, because the loop gives these names other values later.

@@ -197,15 +197,19 @@ def read_side(spec: str) -> Side:
         RunFolderError: no finished evaluation there.
         UnknownNameError: it has no such team.
     """
-    folder, colon, team = spec.rpartition(":")
-    # A folder's own name may have a colon.
-    if not colon or Path(spec).is_dir():
-        folder, team = spec, ""
-    episodes = read_trajectories(Path(folder))
+    folder, team = folder_and_team(spec)
+    episodes = read_trajectories(folder)
     if team and team not in episodes:
         raise UnknownNameError(f"{folder} has no team {team!r}; {did_you_mean(team, episodes)}")
     chosen = {team: episodes[team]} if team else episodes
-    return Side(spec, read_settings(Path(folder)), chosen)
+    return Side(spec, read_settings(folder), chosen)
+
+
+def folder_and_team(spec: str) -> tuple[Path, str]:
+    """The parts of `FOLDER` or `FOLDER:TEAM`; the team is empty where none is named."""
+    folder, colon, team = spec.rpartition(":")
+    # A folder's own name may have a colon.
+    return (Path(spec), "") if not colon or Path(spec).is_dir() else (Path(folder), team)
 
 
 def compared(first: Side, second: Side, seed: int) -> list[Comparison]:

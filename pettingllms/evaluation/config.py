@@ -62,6 +62,11 @@ class EvalConfig:
     vote: bool = policies_setting(
         False, "Members: all answer, and the most frequent reply is played"
     )
+    teacher: str | None = policies_setting(
+        None,
+        "api:MODEL gives an agent's next reply after one that could not be read or made a score worse; only the "
+        "team that it corrects plays, for pettingllms-data step",
+    )
     split: str = task_setting("test", "train, val or test", choices=SPLITS)
     limit: int | None = task_setting(
         None,

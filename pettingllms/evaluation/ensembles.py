@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from pettingllms.assembly import check_adapters
 from pettingllms.errors import ConfigError
@@ -164,6 +164,8 @@ class Ensemble:
     policies: Mapping[str, Mapping[str, str]]
     who: str
     routes: Mapping[str, Route] = field(default_factory=dict)
+    seats: ClassVar[Mapping[str, str]] = {}
+    """Places beside those of the agents, whose prompts a policy reads; see `Teacher`."""
 
     def described(self) -> dict[str, Any]:
         """Returns the rule and the tables as JSON has them."""

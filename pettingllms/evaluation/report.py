@@ -18,6 +18,7 @@ TEAM = {
     "overlong": "episodes without room for a prompt",
     "pass@": "success in one of {}",
     "maj@": "success of the majority of {}",
+    "env/": "success, {}",
     "difficulty/": "success, difficulty {}",
     "win/": "wins of {}",
     "draws": "draws",
@@ -56,10 +57,10 @@ class Keys(NamedTuple):
     role: Sequence[str] = tuple(ROLE)
 
 
-_RESULT = ("success", "overlong", "win/", "draws", "return/")
+_RESULT = ("success", "env/", "overlong", "win/", "draws", "return/")
 ALL = Keys()
 SHORT = Keys(
-    ("success", "overlong", "pass@", "maj@", "difficulty/", "win/", "draws", "return/"),
+    ("success", "env/", "overlong", "pass@", "maj@", "difficulty/", "win/", "draws", "return/"),
     (*FIRST, "first_", "parse_error", "refused", "tokens"),
 )
 """What a terminal has room for."""
@@ -94,13 +95,6 @@ def training_table(columns: Mapping[str, Sequence[Evaluation]], *, short: bool =
             gain = signed(gains[place]) if name == primary(names) and place in gains else ""
             table.append([who, label, how, *map(interval, estimates), *[gain] * bool(gains)])
     return table
-
-
-def training_rows(before: Sequence[Evaluation], after: Sequence[Evaluation]) -> dict[str, Any]:
-    """The table as summary.json has it: the rows of both columns, and of each row its difference."""
-    rows = {"before": [e.row() for e in before], "after": [e.row() for e in after]}
-    gained = gains_of(before, after).values()
-    return rows | {"differences": [gain.row() for gain in gained]}
 
 
 def training_notes(evaluation: Evaluation, steps: Sequence[Mapping[str, Any]] = ()) -> str:
@@ -263,11 +257,8 @@ def _rows(names: Iterable[str], roles: Sequence[str], keys: Keys) -> Iterator[tu
             (n.removeprefix(start) for n in scores if n.startswith(start)), key=_by_number
         )
         for key in chosen:
-            several = not key[-1].isalpha()
-            chosen_names = [
-                name for name in rest if (name.startswith(key) if several else name == key)
-            ]
-            for name in chosen_names:
+            fits = str.__eq__ if key[-1].isalpha() else str.startswith
+            for name in [name for name in rest if fits(name, key)]:
                 rest.remove(name)  # a prefix matches only what has no row of its own
                 yield who, _label(name, key, labels[key]), start + name
 

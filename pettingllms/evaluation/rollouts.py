@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from pettingllms.envs.several import SeveralEnvs
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 from pettingllms.evaluation.chunks import Chunk, Sampling, chunks
 from pettingllms.evaluation.folder import EvalFolder
@@ -33,6 +34,7 @@ from pettingllms.types import Task, role_of
 
 if TYPE_CHECKING:
     from pettingllms.evaluation.ensembles import Ensemble
+    from pettingllms.evaluation.step import Teacher
 
 BASE, ADAPTERS, SWAPPED, PARTNERS = "base", "adapters", "swapped", "api"
 HELD_OUT = {"val": 1 << 31, "test": (1 << 31) + (1 << 30)}
@@ -110,7 +112,7 @@ def roll_out(
     chunk: Chunk,
     sampling: Sampling,
     on_batch: Callable[[Verdicts], None] = lambda _verdicts: None,
-    ensemble: Ensemble | None = None,
+    ensemble: Ensemble | Teacher | None = None,
 ) -> list[Trajectory]:
     """Rolls out the episodes of one chunk, one completion a turn; those of each task in order.
 
@@ -122,7 +124,7 @@ def roll_out(
         chunk: the tasks, and which samples of each.
         sampling: how completions are drawn.
         on_batch: called before every batch with how the finished episodes ended; may raise to stop.
-        ensemble: several teams, of which it says who answers.
+        ensemble: several teams, or one and its teacher, of which it says who answers.
 
     Raises:
         ConfigError: the context of the model has no room for any prompt.
@@ -141,7 +143,7 @@ def roll_out(
             "max_new_tokens": sampling.max_new_tokens,
         },
         seed=(sampling.seed, "evaluation"),
-        policies=seats_to_policies,
+        policies={**seats_to_policies, **(ensemble.seats if ensemble else {})},
         longest=longest_prompts(policies, sampling.max_new_tokens),
         route=None if ensemble is None else ensemble.route,
     )
@@ -154,12 +156,20 @@ def held_out(env: AnyEnv, split: str, count: int | None = None) -> list[Task]:
     """The first `count` tasks of a split, or all of a smaller data set.
 
     None stands for a whole data set, and for 100 tasks of a generator. An environment without
-    splits, or of another split, gets seeds that training never uses.
+    splits, or of another split, gets seeds that training never uses. Of several environments, each
+    has an equal share of `count`.
 
     Raises:
         ConfigError: `env` has the rows of another split only.
     """
     plain: Any = env.unwrapped
+    if isinstance(plain, SeveralEnvs):
+        share, more = divmod(count or 0, len(plain.parts))
+        return [
+            task._replace(id=f"{name}:{task.id}", size=name)
+            for place, (name, part) in enumerate(plain.parts.items())
+            for task in held_out(part, split, None if count is None else share + (place < more))
+        ]
     rows = getattr(plain, "num_tasks", None)
     env_split = getattr(plain, "split", None)
     if env_split not in (None, split) and rows is not None:
@@ -219,8 +229,8 @@ class Lineup(NamedTuple):
     adapters: bool
     swap: Mapping[str, str] | None = None
     """Role -> the role whose policy answers for it."""
-    ensemble: Ensemble | None = None
-    """Several teams with their adapters, of which it says who answers."""
+    ensemble: Ensemble | Teacher | None = None
+    """Several teams with their adapters, or one and its teacher, of which it says who answers."""
 
     def described(self) -> dict[str, Any]:
         """Returns what it plays with, as JSON has it."""

@@ -24,6 +24,7 @@ from pettingllms.assembly import (
     partners_of,
 )
 from pettingllms.data.catalog import CATALOG
+from pettingllms.envs.several import entries_of, own_arguments, parts_of
 from pettingllms.errors import ConfigError, RunFolderError
 from pettingllms.evaluation import report
 from pettingllms.evaluation.chunks import EPISODES_AT_ONCE, Sampling
@@ -53,6 +54,7 @@ from pettingllms.evaluation.rollouts import (
     title_of_swap,
 )
 from pettingllms.evaluation.scores import Evaluation, refusals, summarise
+from pettingllms.evaluation.step import CORRECTED, teacher_of
 from pettingllms.models import model_path, shipped
 from pettingllms.policies.roles import BASE, is_own, only_partners, own_names, parse_policies
 from pettingllms.policies.sources import (
@@ -110,7 +112,9 @@ class EvalPlan:
     def settings(self) -> dict[str, Any]:
         """Everything that the results follow from; a folder is resumed with equal settings only."""
         config, embedded = self.config, self.config.embedded
+        fitted = [embedded_arguments(config, part.unwrapped) for part in parts_of(self.env)]
         data = None if config.dataset in (None, *CATALOG) else Path(str(config.dataset))
+        asked = any(map(is_partner, self.roles_to_policies.values()))
         return {
             "env": config.env,
             "env_args": config.env_args,
@@ -121,7 +125,7 @@ class EvalPlan:
             "tasks": len(self.tasks),
             "alpha": config.alpha,
             "sandbox": config.sandbox,
-            "embedded_args": embedded_arguments(config, self.env.unwrapped),
+            "embedded_args": fitted[0] if len(fitted) == 1 else fitted,
             "model": shipped(config.model) if embedded else config.model,
             # An update of this package may bring another embedded model under the same name.
             "model_digest": digest(Path(model_path(config.model))) if embedded else None,
@@ -141,15 +145,9 @@ class EvalPlan:
             },
             "teams": {team.title: team.described() for team in self.teams},
             **dataclasses.asdict(self.sampling),
-            **self._others(),
+            **({"api_args": config.api_args} if asked else {}),
+            **({"policy_settings": per_policy} if (per_policy := config.policy_settings) else {}),
         }
-
-    def _others(self) -> dict[str, Any]:
-        """Returns settings that only some teams have: of API models and of single policies."""
-        asked = any(map(is_partner, self.roles_to_policies.values()))
-        settings = {"api_args": self.config.api_args} if asked else {}
-        per_policy = self.config.policy_settings
-        return settings | ({"policy_settings": per_policy} if per_policy else {})
 
     def load(self, adapters: bool, folder: Path | None = None) -> ClosableSampler:
         """Loads the policies with their adapters, or as the base model; to be closed.
@@ -293,13 +291,15 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
     Raises:
         ConfigError, UnknownNameError, DatasetError: settings that cannot be used.
     """
+    teacher = teacher_of(options)
     options, ensemble = with_members(options)
     config = settings_of(options, source)
     if config.model is not None and not only_partners(config.policies):
         check_model(config.model, config.revision)
     env = make_env(config, options.split, source, divide="dataset" not in options.over)
     roles_to_policies = parse_policies(config.policies, *seats_of(env))
-    check_partners(config, roles_to_policies, given="api_base" in options.over)
+    seats = teacher.seats if teacher else {}
+    check_partners(config, {**roles_to_policies, **seats}, given="api_base" in options.over)
     if not any(map(is_own, roles_to_policies.values())):
         config = dataclasses.replace(config, adapters=None)
     # Those of a run were checked when it began, with what it trains.
@@ -320,15 +320,9 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
         base=options.base,
         swap=options.swap,
     )
-    sampling = Sampling(
-        max_new_tokens=config.max_completion_length,
-        samples=options.samples,
-        greedy=options.greedy,
-        temperature=config.temperature,
-        top_p=options.top_p,
-        seed=config.seed,
-        at_once=_at_once(config),
-    )
+    if teacher:
+        teams = [Lineup(CORRECTED, config.adapters is not None, ensemble=teacher)]
+        roles_to_policies |= seats
     tasks = held_out(env, options.split, options.limit)
     plan = EvalPlan(
         config,
@@ -337,12 +331,24 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
         roles_to_policies,
         teams,
         tasks,
-        sampling,
+        _sampling_of(options, config),
         adapters,
         source,
         divide="dataset" not in options.over,
     )
     return plan_with(plan, ensemble, options) if ensemble else plan
+
+
+def _sampling_of(options: EvalConfig, config: ResolvedConfig) -> Sampling:
+    return Sampling(
+        max_new_tokens=config.max_completion_length,
+        samples=options.samples,
+        greedy=options.greedy,
+        temperature=config.temperature,
+        top_p=options.top_p,
+        seed=config.seed,
+        at_once=_at_once(config),
+    )
 
 
 def _at_once(config: ResolvedConfig) -> int:
@@ -365,7 +371,12 @@ def settings_of(options: EvalConfig, source: EnvSource | None = None) -> Resolve
         # One adapter for all roles is a shared policy, unless the user says otherwise.
         if is_adapter(adapters):
             changes.setdefault("policies", "shared")
-    if changes.get("env", config.env) != config.env:
+    if (name := changes.get("env")) in (entries := entries_of(config.env)):
+        # One of the run's environments, with its own arguments.
+        own = own_arguments([*entries], config.env_args)[name]
+        config = dataclasses.replace(config, env=entries[name].env, env_args=own)
+        del changes["env"]
+    elif changes.get("env", config.env) != config.env:
         # These are the run's environment's own, and another one may not take them.
         config = dataclasses.replace(config, env_args={}, dataset=None, alpha=ATGRPOConfig.alpha)
     # The run's limits stay where the new setting does not name them: programs are judged as in

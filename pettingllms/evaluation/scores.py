@@ -253,6 +253,8 @@ def _add_team_scores(values: Mapping[str, list[float]], episode: Trajectory, fac
         success = False  # ended at its first prompt, so that the environment never spoke
     if success is not None:
         values["success"].append(success)
+        if episode.task.size:
+            values[f"env/{episode.task.size}/success"].append(success)
         if episode.difficulty is not None:
             values[f"difficulty/{episode.difficulty}/success"].append(success)
 

@@ -1,6 +1,6 @@
 r"""Finds the answer in a text and compares it with the reference.
 
-Numbers, texts, lists and matrices are compared here, exactly; everything else goes to SymPy, if it is installed, in a process that can be killed (`symbolic`). Both sides are answers, not the texts around them.
+Numbers, texts, lists and matrices are compared here, exactly; everything else goes to SymPy, if it is installed (`symbolic`). Both sides are answers, not the texts around them.
 With brackets `()` and `[]` the order counts, `{}` and a bare `1, 2` are sets, and a row or column may stand for a tuple. A percentage is a hundredth, and a number in a base differs from one in another.
 """
 
@@ -12,7 +12,7 @@ from fractions import Fraction
 
 from pettingllms.grading import notation
 from pettingllms.grading.expressions import WORDS, Expression, regex
-from pettingllms.grading.notation import plain, read_number, split_list, split_relation
+from pettingllms.grading.notation import Items, Relation, plain, split_list, split_relation
 from pettingllms.grading.symbolic import Grade, symbolic_equal
 
 MAX_ITEMS, MAX_NESTING = 32, 4
@@ -61,9 +61,7 @@ class _Comparison:
             return Grade(bool(gold))  # two empty texts are no answer
         self.left_s -= PAIR_S
         if self.left_s < 0:
-            return Grade(
-                False, "undecided", "too many items, or SymPy took too long for all of them"
-            )
+            return Grade(False, "undecided", "too many items, or too slow ones")
         if max(len(gold), len(answer)) > notation.MAX_CHARS or depth > MAX_NESTING:
             return Grade(False)
         if all(map(_DECIMAL.fullmatch, (gold, answer))) and ("," in gold) != ("," in answer):
@@ -88,20 +86,18 @@ class _Comparison:
         return verdict if verdict.equal else self._values(gold, answer, depth)
 
     def _values(self, gold: str, answer: str, depth: int) -> Grade:
-        gold_number, number = read_number(gold), read_number(answer)
-        if gold_number and number:
-            return self._numbers(gold_number, number)
-        gold_items = None if gold_number else split_list(gold)
-        items = None if number else split_list(answer)
-        if gold_items and items:
-            kinds = {gold_items.brackets, items.brackets}
-            ordered = kinds not in _SETS or (self.strict and "[]" in kinds)
-            if ordered and len(kinds) > 1 and (kinds not in _ALIKE or self.strict):
+        one, other = (notation.read_number(text) or split_list(text) for text in (gold, answer))
+        if isinstance(one, Expression) and isinstance(other, Expression):
+            return self._numbers(one, other)
+        if isinstance(one, Items) and isinstance(other, Items):
+            brackets = {one.brackets, other.brackets}
+            ordered = brackets not in _SETS or (self.strict and "[]" in brackets)
+            if ordered and len(brackets) > 1 and (brackets not in _ALIKE or self.strict):
                 return Grade(False)
-            return self.lists(gold_items.items, items.items, ordered, depth)
+            return self.lists(one.items, other.items, ordered, depth)
         # One answer is not several, and in a vote a condition is no set.
         apart = self.strict and bool(split_relation(gold)) != bool(split_relation(answer))
-        if (gold_items and number) or (items and gold_number) or apart:
+        if (one and other) or apart:
             return Grade(False)
         verdict = symbolic_equal(gold, answer, self.places)
         self.left_s -= verdict.cpu_s
@@ -119,15 +115,13 @@ class _Comparison:
         """Pairs each item of the reference with another item of the answer, or with the next."""
         left, verdict = list(answer), Grade(len(gold) == len(answer) <= MAX_ITEMS)
         for wanted in gold if verdict.equal else ():
-            for at, item in enumerate(left[:1] if ordered else left):
+            for item in left[:1] if ordered else left:
                 verdict = self.texts(wanted, item, depth + 1)
-                if verdict.by == "undecided":
-                    return verdict  # one pair that takes too long is enough
-                if verdict.equal:
-                    del left[at]
-                    break
-            else:
-                return verdict._replace(equal=False)
+                if verdict.equal or verdict.by == "undecided":
+                    break  # one pair that takes too long is enough
+            if not verdict.equal:
+                return verdict
+            left.remove(item)
         return verdict
 
 
@@ -135,9 +129,9 @@ def _without_names(gold: str, answer: str, always: bool) -> tuple[str, str]:
     """Removes `x =` from both, unless they are equations to compare: two names, or `x = 2` and `2 - x = 0`."""
     names, values = set(), []
     for text in (gold, answer):
-        found = split_relation(text)
-        named = found and found.name not in ("", "~") and found.signs == ("=",)
-        names |= {found.name} if found and named else set()
-        values.append(found.sides[1] if found and named else text)
+        name, signs, sides = split_relation(text) or Relation("", (), (text,))
+        named = name not in ("", "~") and signs == ("=",)
+        names |= {name} if named else set()
+        values.append(sides[1] if named else text)
     apart = len(names) > 1 or re.search("[^<>!]=", "".join(values))
     return (gold, answer) if apart and not always else (values[0], values[1])

@@ -12,6 +12,7 @@ import itertools
 import re
 from fractions import Fraction
 from numbers import Rational
+from operator import add, mul, sub, truediv
 from typing import Any
 
 MAX_BITS = 8000  # of a power
@@ -25,12 +26,10 @@ CONSTANTS = {"pi": "pi", "infty": "oo", "oo": "oo", "infinity": "oo", "inf": "oo
 CONSTANTS |= {"R": "Reals", "Z": "Integers", "N": "Naturals", "Q": "Rationals", "C": "Complexes", "Reals": "Reals"}  # fmt: skip
 _GREEK = "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|upsilon|phi|chi|psi|omega|ell|Gamma|Delta|Theta|Lambda|Xi|Pi|Sigma|Phi|Psi|Omega|varepsilon|vartheta|varphi"
 _COUNTS = "0 zero 1 one 2 two 3 three 4 four 5 five 6 six 7 seven 8 eight 9 nine 10 ten 11 eleven 12 twelve 13 thirteen 14 fourteen 15 fifteen 16 sixteen 17 seventeen 18 eighteen 19 nineteen 20 twenty 30 thirty 40 forty 50 fifty 60 sixty 70 seventy 80 eighty 90 ninety"
-COUNTS = {word: int(n) for n, word in re.findall(r"(\d+) (\w+)", _COUNTS)}
+COUNTS = {word: int(n) for n, word in re.findall(r"(\S+) (\w+)", _COUNTS)}
 _FACTORS = "12 dozen 20 score 100 hundred 144 gross 1000 thousand 100000 lakh 1000000 million 10000000 crore 1000000000 billion 1000000000000 trillion 1/2 half 1/2 halve 1/3 third 1/4 quarter 1/5 fifth 1/8 eighth 1/9 ninth 1/12 twelfth 1/20 twentieth 1/100 percent"
 FACTORS = {word: n for n, word in re.findall(r"(\S+) (\w+)", _FACTORS)}
-FACTORS |= {
-    f"{word}th": f"1/{n}" for n, word in re.findall(r"([1-9]\d*) (\w+)", _COUNTS + _FACTORS)
-}
+FACTORS |= {f"{word}th": f"1/{n}" for word, n in {**COUNTS, **FACTORS}.items()}
 FACTORS |= {f"{word}s": n for word, n in FACTORS.items()}
 _NAMES = "|".join([_GREEK, *(name for name in CONSTANTS if len(name) > 1)])
 WORDS = {*FUNCTIONS, *COUNTS, *FACTORS, *_NAMES.split("|")}
@@ -53,7 +52,6 @@ _FUSED = regex(rf"[a-zA-Z]{{0,2}}(?:{'|'.join(FUNCTIONS)})")
 _WORDS = regex("[a-zA-Z]+(?: +[a-zA-Z]+)+")
 _DATE = regex(r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}/\d{1,2}/\d{4}")
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
-_LEVELS = {"+": 1, "-": 1, "*": 2, "/": 2, "^": 3, "**": 3}
 
 
 class Unreadable(ValueError):
@@ -62,6 +60,21 @@ class Unreadable(ValueError):
 
 def _refuse(*_: Any) -> Any:
     raise Unreadable
+
+
+def _raised(base: Any, by: Any) -> Any:
+    """Refuses towers of powers before they are computed, and roots of exact numbers."""
+    if all(isinstance(number, Rational) for number in (base, by)):
+        bits = max(abs(base.numerator), base.denominator).bit_length()
+        inexact = isinstance(base, Fraction) and by.denominator > 1
+        if inexact or base == 0 >= by or (bits > 1 and abs(by) * bits > MAX_BITS):
+            raise Unreadable
+    return base**by
+
+
+# How tightly an operator binds, and what it does.
+_BINARY = {"+": (1, add), "-": (1, sub), "*": (2, mul), "/": (2, truediv), "^": (3, _raised)}
+_BINARY |= {"**": _BINARY["^"]}
 
 
 class Expression:
@@ -75,11 +88,10 @@ class Expression:
             raise Unreadable
         if "\\" not in text and not re.search("(?<![a-zA-Z])i(?![a-zA-Z])", text):
             text = _PROGRAM.sub(lambda name: r"\e " if name[0] == "E" else r"\i ", text)
-        found = [(token.lastgroup or "", token) for token in _TOKEN.finditer(text)]
-        self._tokens = [*((kind, token[kind]) for kind, token in found), ("", "")]
+        tokens = [(token.lastgroup or "", token) for token in _TOKEN.finditer(text)]
+        self._tokens = [*((kind, token[kind]) for kind, token in tokens), ("", "")]
         self._number, self._call, self._at = number, call, 0
-        numbers = [text for kind, text in self._tokens if kind == "number"]
-        self.decimal = any(re.search("[.eE]", digits) for digits in numbers)
+        self.decimal = any(kind == "number" and {*".eE"} & {*text} for kind, text in self._tokens)
         self.value = self._value()
         if self._tokens[self._at][0]:
             raise Unreadable
@@ -88,15 +100,6 @@ class Expression:
         text = self._tokens[self._at][1]
         self._at += text in signs
         return text if text in signs else ""
-
-    def _raised(self, base: Any, by: Any) -> Any:
-        """Refuses towers of powers before they are computed, and roots of exact numbers."""
-        if all(isinstance(number, Rational) for number in (base, by)):
-            bits = max(abs(base.numerator), base.denominator).bit_length()
-            inexact = isinstance(base, Fraction) and by.denominator > 1
-            if inexact or base == 0 >= by or (bits > 1 and abs(by) * bits > MAX_BITS):
-                raise Unreadable
-        return base**by
 
     def _value(self, above: int = 0) -> Any:
         """A value and the operators after it that bind tighter than `above`; side by side is a product."""
@@ -108,17 +111,11 @@ class Expression:
         while True:
             kind, text = self._tokens[self._at]
             beside = kind in ("letter", "call") or text in _CLOSING or text in FACTORS
-            level = 2 if beside else _LEVELS.get(text, 0)
+            level, combine = (2, mul) if beside else _BINARY.get(text, (0, mul))
             if level <= above:
                 return value
             self._at += not beside
-            other = self._value(min(level, 2))  # towers of powers are read from the top
-            if level == 3:
-                value = self._raised(value, other)
-            elif level == 2:
-                value = value / other if text == "/" else value * other
-            else:
-                value = value - other if text == "-" else value + other
+            value = combine(value, self._value(min(level, 2)))  # a tower is read from the top
 
     def _primary(self) -> Any:
         kind, text = self._tokens[self._at]
@@ -130,7 +127,7 @@ class Expression:
             return self._name(text)
         if kind == "call":
             return self._function(FUNCTIONS[text])
-        return self._number(text if kind == "number" else FACTORS[text])
+        return self._number(FACTORS.get(text, text))
 
     def _bracket(self) -> list[Any]:
         closing = _CLOSING.get(self._take(*_CLOSING), "none")
@@ -177,4 +174,4 @@ class Expression:
         if name == "Rational" and len(values) == 2:
             return values[0] / values[1]
         value = self._call(name, *values)
-        return value if power is None else self._raised(value, power)
+        return value if power is None else _raised(value, power)

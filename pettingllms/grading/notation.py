@@ -54,7 +54,7 @@ _SIMPLER = [(regex(pattern), replacement) for pattern, replacement in (
     (r"\\(?:(?:text|math)(?:bf|it|rm|sf|normal)?|mbox|bbox|underline|ensuremath|operatorname)\s*\{([^{}]*)\}", r" \1 "), (r"\\?[%％]|(?<=[\d}]) ?(?:per ?cent(?:age)?|pct)\>", r"\\percent "),
     (r"\|((?! \()[^|]+)\|", r" Abs(\1)"), (r"(?<=\d) ?degrees?\>|\^ *\{? *\\circ\> *\}?", r"\\degree "),
     # Of `\log` without a base, and of operators with bounds, the body follows. A binomial may be `n \choose k`.
-    (r"\\log(?! ?_| ?\{ ?\()|\blog(?= [a-zA-Z0-9\\])", r"\\Log "), (r"\b([fg]) ?\^ ?\{? ?(-?\d) ?\}?(?= ?\()", r"\1_{\2}"), (r"\{?([^{}]*)\\choose\>([^{}]*)\}?", r"\\binom{\1}{\2}"),
+    (r"\\log(?! ?_| ?\{ ?\()|\blog(?= [a-zA-Z0-9\\])", r"\\Log "), (r"\b([fg]) ?\^ ?\{? ?(-?\d) ?\}?(?= ?\()", r"\1_{\2}"), (r"(?:\{|(?<![^{}]))([^{}]*)\\choose\>([^{}]*)\}?", r"\\binom{\1}{\2}"),
     (rf"\\(Sum|Product) ?_ ?\{{ ?(\w+) ?= ?([^{{}}]*)\}} ?\^ ?{_BOUND}", r"\\\1(\2, \3, \4)"),
     (rf"\\int(?: ?_ ?{_BOUND} ?\^ ?{_BOUND})?\>((?:(?!\\int).)*?) ?d ?([a-z])\>", lambda found: rf"\Integral({found[4]}, {found[1]}, {found[2]}) ({found[3]})" if found[1] else rf"\Antiderivative({found[4]}) ({found[3]})"),
     (r"\\lim ?_ ?\{ ?(\w) ?-> ?([^{}^]*)(?:\^ ?\{? ?([+-]) ?\}?)? ?\}", lambda found: rf"\Limit({found[1]}, {found[2]}{f', {found[3]}1' if found[3] else ''})"),
@@ -80,18 +80,16 @@ _SIMPLER = [(regex(pattern), replacement) for pattern, replacement in (
 )]  # fmt: skip
 # Also 1,50,000, as in India, where a group begins with 0: 12,34,567 may be three numbers.
 _GROUPED = regex(r"(?<![\d.,])(?:\d{1,3}(?:,\d{3})++|(?=[0-9,]*,0)\d{1,2}(?:,\d{2})+,\d{3})(?!,?\d)")  # fmt: skip
-_CHOICE = regex(r"^\(?([a-zA-Z])\)$")
 _BLANKS = regex(r"(?<!\d)\s+|\s+(?![0-9\s])")
 
 
 # One match per box or brace; an escaped brace opens and closes nothing.
-_OPENING = regex(r"\\(?:boxed|fbox)\s*\{")
 _BOX = regex(r"\\(?:boxed|fbox)[ \t\n]*+\{|\\[^a-zA-Z]|[{}]")
 
 
 def boxed(text: str) -> str | None:
     r"""Returns the content of the last `\boxed{...}` or `\fbox{...}` whose braces close, the outermost; or None."""
-    found: tuple[int, int] | None = None
+    content: tuple[int, int] | None = None
     opened: list[int | None] = []  # where the content of each open box begins; None: a plain brace
     for token in _BOX.finditer(text):
         mark = token[0]
@@ -99,8 +97,8 @@ def boxed(text: str) -> str | None:
             opened.append(token.end() if len(mark) > 1 else None)
         elif mark == "}" and opened and (start := opened.pop()) is not None:
             # A box that closes later and began earlier replaces those within it.
-            found = (start, token.start())
-    return text[found[0] : found[1]] if found else None
+            content = (start, token.start())
+    return text[content[0] : content[1]] if content else None
 
 
 @functools.lru_cache(maxsize=4096)
@@ -108,8 +106,8 @@ def plain(text: str) -> str:
     r"""Removes what only changes the looks of `text`: dollars, spacing, `\text`, `\dfrac`, bold face."""
     for _ in range(6):
         text = text.strip()
-        inside = boxed(text)
-        if inside is not None and _OPENING.fullmatch(text.removesuffix(f"{inside}}}")):
+        inside, opening = boxed(text), _BOX.match(text)
+        if inside is not None and opening and text == f"{opening[0]}{inside}}}":
             text = inside
         elif (found := _WRAPPED.fullmatch(text)) is not None:
             text = found[found.lastindex or 0]
@@ -123,7 +121,7 @@ def plain(text: str) -> str:
         text = pattern.sub(replacement, text)
     if ", " in text or not re.search(r"[(\[]|\\\{", text):
         text = _GROUPED.sub(lambda found: found[0].replace(",", ""), text)
-    return _CHOICE.sub(r"\1", text.strip().removesuffix(".").strip())
+    return re.sub(r"^\(?([a-zA-Z])\)$", r"\1", text.strip().removesuffix(".").strip())
 
 
 def squashed(text: str) -> str:
@@ -135,12 +133,12 @@ def squashed(text: str) -> str:
 def cut(text: str, pattern: str) -> tuple[list[str], list[str]]:
     """Splits `text` outside of brackets, which have to close: the pieces, and the marks between them."""
     pieces, marks, begin, depth = [], [], 0, 0
-    for found in regex(rf"([(\[{{])|([)\]}}])|{pattern}").finditer(text):
-        depth += bool(found[1]) - bool(found[2])
-        if depth == 0 and not found[2]:
-            pieces.append(text[begin : found.start()].strip())
-            marks.append(found[0].strip(" ,"))
-            begin = found.end()
+    for mark in regex(rf"([(\[{{])|([)\]}}])|{pattern}").finditer(text):
+        depth += bool(mark[1]) - bool(mark[2])
+        if depth == 0 and not mark[2]:
+            pieces.append(text[begin : mark.start()].strip())
+            marks.append(mark[0].strip(" ,"))
+            begin = mark.end()
         elif depth < 0:
             break
     if depth:
@@ -174,12 +172,10 @@ s 1: 1 s sec second, 1/1000 ms millisecond, 60 min minute, 3600 h hr hour, 86400
 g 1: 1 g gram, 1000 kg kilogram, 1/1000 mg milligram, 1000000 tonne, 45359237/100000 lb pound, 45359237/1600000 oz ounce
 month 1: 1 month, 12 yr year; usd 1: 1 $ dollar usd, 1/100 ¢ cent; eur 1: 1 € euro; deg 1: 1 degree deg, 180/pi rad radian; £ 1: 1 £; ¥ 1: 1 ¥; ₹ 1: 1 ₹ rupee; N 1: 1 N newton; J 1: 1 J joule; W 1: 1 W watt; Hz 1: 1 Hz hertz
 """
-_UNITS = {
-    name: (kind.partition(" ")[0], int(kind[-1]), factor)
-    for kind, _, row in (line.partition(":") for line in re.split("[\n;] ?", _TABLE.strip()))
-    for factor, *names in map(str.split, row.split(","))
-    for name in names
-}
+_UNITS: dict[str, tuple[str, int, str]] = {}
+for _dimension, _power, _row in re.findall(r"(\S+) (\d): ([^;\n]+)", _TABLE):
+    for _factor, *_names in map(str.split, _row.split(",")):
+        _UNITS |= dict.fromkeys(_names, (_dimension, int(_power), _factor))
 _NO_UNITS = {*WORDS, *["not", "error", "nan", "infinite", "true", "false", "none", "for", "all", "and", "with", "mod", "modulo", "plus", "minus", "times", "over", "choose", "base", "negative", "less", "more", "than", "squared", "cubed", "undefined", "solution", "wrong", "right", "correct", "incorrect", "answer", "above", "below", "except", "but", "the", "are", "was", "too"]}  # fmt: skip
 _VALUE = regex(
     r"(?:[-+*/(){}0-9.,\s!^]|(?<=[0-9.])[eE](?=[-+]?\d)|\\(?:frac|sqrt|pi|percent)\>"
@@ -192,21 +188,21 @@ _MONEY = regex(r"([-+]?) ?\\?([$€£¥₹]) ?(?=[-0-9.\\])(.*)")
 
 def split_unit(text: str) -> tuple[str, str, str]:
     """Splits a number from the unit after it: its dimensions and its factor; no unit for any other text."""
-    found = _VALUE.match(_MONEY.sub(r"\1\3 \2", text) if _MONEY.match(text) else text)
+    number = _VALUE.match(_MONEY.sub(r"\1\3 \2", text) if _MONEY.match(text) else text)
     # What an operator stands before is a variable: 5 - s.
-    if found is None or found[0].strip()[-1:] in ("", *"+-*/^"):
+    if number is None or number[0].strip()[-1:] in ("", *"+-*/^"):
         return text, "", ""
-    value, rest = found[0], found.string[found.end() :].strip().replace("mph", "mi/h")
+    value, rest = number[0], number.string[number.end() :].strip().replace("mph", "mi/h")
     spaced = value[-1] in " }" or rest[:1] == "\\"
     at, factor, powers = 0, "1", Counter[str]()
     while at < len(rest):
         part = _PART.match(rest, at)
-        if part is None or (known := _known(part[3], spaced or at > 0)) is None:
+        if part is None or (unit := _known(part[3], spaced or at > 0)) is None:
             return text, "", ""
         at = part.end()
         power = (-1 if part[1] else 1) * int(part[4] or _POWERS[part[2]] * _POWERS[part[5]])
-        powers[known[0]] += known[1] * power
-        factor += f"*({known[2]})^({power})"
+        powers[unit[0]] += unit[1] * power
+        factor += f"*({unit[2]})^({power})"
     return value.strip(), " ".join(f"{kind}^{powers[kind]}" for kind in sorted(powers)), factor
 
 
@@ -223,7 +219,7 @@ def _known(word: str, spaced: bool) -> tuple[str, int, str] | None:
 
 
 class Items(NamedTuple):
-    """Several answers in one, in brackets such as `()`, `[)`, `{}`, or none; a matrix is a `row`, a `column` or `2x3`."""
+    """Several answers in one, in brackets such as `()`, `[)`, `{}`, or none; a matrix is a `row`, a `column` or, by the lengths of its rows, `[3, 3]`."""
 
     brackets: str
     items: tuple[str, ...]
@@ -238,18 +234,15 @@ def split_list(inner: str) -> Items | None:
     """Takes a plain text that is a list or a matrix apart; None for any other text."""
     if _CONDITION.match(inner):
         return None
-    brackets = ""
-    if inner.startswith("\\{") and inner.endswith("\\}"):
-        inner, brackets = inner[2:-2], "{}"
-    elif inner[:1] in ("(", "[", "{") and inner[-1:] in (")", "]", "}") and encloses(inner):
-        inner, brackets = inner[1:-1], inner[0] + inner[-1]
-    rows = cut(inner, ",")[0] if brackets == "[]" and inner.startswith("[") else []
-    if rows and all(row.startswith("[") and encloses(row) for row in rows):
+    brackets, enclosed = "", re.fullmatch(r"\\?([(\[{])(.*?)\\?([)\]}])", inner)
+    if enclosed and encloses(inner.removeprefix("\\")):
+        inner, brackets = enclosed[2], enclosed[1] + enclosed[3]
+    rows = cut(inner, ",")[0] if brackets == "[]" else []
+    if all(row.startswith("[") and encloses(row) for row in rows) and rows:
         cells = [cut(row[1:-1], ",")[0] for row in rows]
-        size = (len(rows), *{len(row) for row in cells})
-        line = "row" if len(rows) == 1 else "column" if size[1:] == (1,) else ""
-        kind = line or "x".join(map(str, size))
-        return Items(kind, tuple(cell for row in cells for cell in row)) if len(size) == 2 else None
+        shape = [len(row) for row in cells]
+        line = "row" if len(shape) == 1 else "column" if {*shape} == {1} else str(shape)
+        return Items(line, tuple(cell for row in cells for cell in row))
     items = tuple(_items(inner)) if inner.strip() else ()
     names = {named[1] for item in items if (named := re.fullmatch(r"(\w+) ?=[^=<>]+", item))}
     if brackets in ("", "()", "{}") and len(names) == len(items) > 1:

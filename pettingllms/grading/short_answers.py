@@ -36,7 +36,7 @@ def contains(text: str, accepted: Iterable[str]) -> bool:
     forms = (normal, lambda words: normal(_SIGNS.sub(" ", words)))
     pairs = [(form(text), form(other)) for other in accepted for form in forms]
     # An answer in which nothing counts would be a part of every text.
-    return any(f" {wanted} " in f" {said} " for said, wanted in pairs if wanted)
+    return any(f" {wanted} " in f" {words_of_text} " for words_of_text, wanted in pairs if wanted)
 
 
 def telling(accepted: Iterable[str]) -> tuple[str, ...]:

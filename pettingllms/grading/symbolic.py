@@ -43,7 +43,7 @@ class _Grader:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.process: Any = None  # Popen, with pipes
+        self.process: Any = None  # a Popen with pipes
         self.missing = False
 
     def ask(self, *question: str | int) -> Grade:
@@ -58,8 +58,7 @@ class _Grader:
                 try:
                     with contextlib.suppress(BrokenPipeError):
                         process.stdin.write(json.dumps(question).encode() + b"\n")
-                    if wait([process.stdout], WALL_S):
-                        line = process.stdout.readline()
+                    line = process.stdout.readline() if wait([process.stdout], WALL_S) else b""
                 finally:
                     # After Ctrl-C, too: the line would be taken for that to the next question.
                     code = None if line else self.end()

@@ -1,8 +1,7 @@
 """Main program of the process in which SymPy runs: `python -P worker.py`, started by `symbolic`.
 
-It answers a line [gold, answer, places] with [equal, CPU seconds]. The kernel ends it where a pair takes more CPU
-time or memory than it may: only that stops a computer algebra system for certain. Values are compared at
-random points, equations and inequalities up to a factor, or as sets.
+It answers a line [gold, answer, places] with [equal, CPU seconds]. Values are compared at random points, equations
+and inequalities up to a factor, or as sets.
 """
 
 from __future__ import annotations
@@ -71,9 +70,8 @@ def equal(gold: str, answer: str, places: int) -> bool:
         left, right = as_set(gold, names), as_set(answer, names)
         return len(names) < 2 and bool(left == right or left.symmetric_difference(right).is_empty)
     golds, answers = stated(wanted, gold, places), stated(given, answer, places)
-    if wanted and wanted.name == "~":
-        return False
-    return any(same(one, other, places) for one in golds for other in answers)
+    several = wanted is not None and wanted.name == "~"  # unknowns, which one value does not give
+    return not several and any(same(one, other, places) for one in golds for other in answers)
 
 
 def same(gold: str, answer: str, places: int) -> bool:
@@ -86,14 +84,14 @@ def same(gold: str, answer: str, places: int) -> bool:
     if not names:
         return near(gold_value, value, places if decimal else None) is True
     chosen, agreed = random.Random(17), 0
-    for turn in range(7):
-        # Positive points first, then all signs: a root or a logarithm may have no real value there.
-        signs = (1, 1) if turn < 3 else (-1, -1) if turn == 3 else (1, -1)
+    # Positive points first, then all signs: a root or a logarithm may have no real value there.
+    for signs in [(1, 1)] * 3 + [(-1, -1)] + [(1, -1)] * 3:
         point = {n: chosen.choice(signs) * Rational(chosen.randint(100, 9000), 2003) for n in names}
         two = gold_value.subs(point), value.subs(point)
-        if (found := near(*two, min(-places, -6) if decimal else None, turn > 2)) is False:
+        verdict = near(*two, min(-places, -6) if decimal else None, real=-1 in signs)
+        if verdict is False:
             return False
-        agreed += found is True
+        agreed += verdict is True
     return agreed > 2
 
 
@@ -114,8 +112,8 @@ def near(gold: Any, answer: Any, places: int | None, real: bool = False) -> bool
 
 def stated(relation: Relation | None, text: str, places: int) -> tuple[str, ...]:
     """The value that a statement such as `x = 5` or `2 + 3 = 5` is about, if all its sides agree."""
-    sides, signs = (relation.sides, relation.signs) if relation else ((text,), ())
-    if relation and relation.name:
+    name, signs, sides = relation or Relation("", (), (text,))
+    if name:
         sides, signs = sides[1:], signs[1:]
     for sign, side in zip(signs, sides[1:], strict=True):
         # What is about equal is rounded to the places that are written.
@@ -172,14 +170,14 @@ def as_set(text: str, names: set[Any]) -> Any:
     joined = re.fullmatch(r"(Union|Or|And|Complement)\((.*)\)", text)
     pieces, marks = cut(joined[2] if joined else text, rf"{notation.AND}|{_UNION}")
     marks = [joined[1]] if joined else marks
-    found, relation = split_list(text), split_relation(text)
-    if found is None and any(marks):
+    listed, relation = split_list(text), split_relation(text)
+    if listed is None and any(marks):
         (join,) = {_JOINS.get(mark, sympy.Union) for mark in marks if mark}
         return join(*(as_set(piece, names) for piece in pieces))
-    texts = found.items if found else () if relation else (text,)
+    texts = listed.items if listed else () if relation else (text,)
     items = [read(plain(item)).value for item in texts]
-    if found and found.brackets in ("()", "(]", "[)", "[]") and len(items) == 2:
-        return sympy.Interval(*items, found.brackets[0] == "(", found.brackets[1] == ")")
+    if listed and listed.brackets in ("()", "(]", "[)", "[]") and len(items) == 2:
+        return sympy.Interval(*items, listed.brackets[0] == "(", listed.brackets[1] == ")")
     if not relation:
         return items[0] if isinstance(items[0], sympy.Set) else sympy.FiniteSet(*items)
     conditions = []

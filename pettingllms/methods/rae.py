@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pettingllms.envs.several import environment_of
 from pettingllms.methods.grpo import member_of
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.method import Method, argument
@@ -49,7 +50,8 @@ class Rae(Method):
         for group in ahead:
             member = (*member_of(group), group.key.role)
             if member not in surplus:
-                key = f"{self.config.env}/{group.key.role}"
+                game = environment_of(self.config.env, group.key.task)
+                key = f"{game}/{group.key.role}"
                 base, value = self.baseline.get(key, 0.0), group.episode_return
                 surplus[member] = value - base
                 self.baseline[key] = self.decay * base + (1 - self.decay) * value

@@ -25,12 +25,7 @@ SMOLLM2 = "smollm2"
 _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _UNREADABLE = (
-    OSError,
-    ValueError,
-    LookupError,
-    ImportError,
-    NotImplementedError,
-    OverflowError,
+    *(OSError, ValueError, LookupError, ImportError, NotImplementedError, OverflowError),
     struct.error,
 )
 """What reading a damaged or unknown GGUF file raises."""

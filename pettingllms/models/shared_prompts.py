@@ -230,8 +230,8 @@ class _Unpadded:
         lengths = [[*map(len, own)], [*map(len, texts)]]
         self._longest = [*map(max, lengths)]
         self._ends = [
-            torch.tensor([0, *accumulate(each)], dtype=torch.int32, device=device)
-            for each in lengths
+            torch.tensor([0, *accumulate(row_lengths)], dtype=torch.int32, device=device)
+            for row_lengths in lengths
         ]
         self._order_N = _in_order(dict(zip(queries, count(), strict=False)), device)
 

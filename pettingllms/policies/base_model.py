@@ -25,11 +25,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.policies.prefix_trial import check_head, share_prompts
 
-_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,18 +121,8 @@ def open_base(
 ) -> Base:
     """Loads a model, makes the policies on it, and opens the engine that samples them.
 
-    Args:
-        spec: the model.
-        policies: policy -> what is its own; saved weights are not read, see `policies_on`.
-        full: whether they are full models in place of adapters.
-        reference: with `full`, keep the base, too.
-        dtype: of the computation.
-        device: where it is put.
-        seed: of the adapters' first weights, together with each policy's name.
-        merge: sample from merged copies of adapted weights.
-        sampler: the engine that samples.
-
-    None stands for what `load_policies` says, and its errors are raised.
+    `policies` has what is each policy's own; saved weights are not read, see `policies_on`. The
+    other arguments, and the errors, are those of `load_policies`.
     """
     open_engine = SAMPLERS.load((sampler := sampler or SamplerSettings()).name)
     compute, place = spec.dtype_and_device(dtype, device)

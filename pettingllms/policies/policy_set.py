@@ -113,17 +113,10 @@ class Base:
         params: SamplingParams,
         on_tokens: OnTokens | None = None,
     ) -> list[list[SampledTokens]]:
-        """Completes every request `n` times.
-
-        Args:
-            requests: of its policies.
-            n: completions of each.
-            params: how they are drawn.
-            on_tokens: called with completions as they come, if the engine is `early`.
+        """Completes every request `n` times by the engine, whose errors are raised.
 
         Raises:
-            ConfigError: a request that does not fit the engine.
-            SamplerUnavailable: the engine failed, or has been closed.
+            SamplerUnavailable: it has been closed.
         """
         if self.engine is None:
             raise SamplerUnavailable("these policies have been closed; load them again to sample")
@@ -363,17 +356,11 @@ class PolicySet:
                 [requests[place] for place in mine], n, params, early if on_completion else None
             )
             for place, candidates in zip(mine, sampled, strict=True):
-                completions[place] = self._completions(requests[place], candidates)
+                # Many are alike, and one object stands for all of them.
+                request, distinct = requests[place], dict.fromkeys(candidates)
+                alike = {tokens: self._completion(request, tokens) for tokens in distinct}
+                completions[place] = [alike[tokens] for tokens in candidates]
         return completions
-
-    def _completions(
-        self, request: Request, candidates: Sequence[SampledTokens]
-    ) -> list[Completion]:
-        # Many are alike, and one object stands for all of them.
-        alike = {
-            sampled: self._completion(request, sampled) for sampled in dict.fromkeys(candidates)
-        }
-        return [alike[sampled] for sampled in candidates]
 
     def _completion(self, request: Request, sampled: SampledTokens) -> Completion:
         chat = self.chat_for(request.policy)
@@ -414,6 +401,23 @@ class PolicySet:
         )
 
     @torch.no_grad()
+    def sample_logprobs(
+        self,
+        policy: str,
+        samples: Sequence[Sample],
+        tokens_per_batch: int,
+        *,
+        temperature: float = 1.0,
+    ) -> dict[Sample, torch.Tensor]:
+        """Sample -> log-probabilities of its tokens `_T`, float32 on the CPU, without gradients."""
+        logprobs: dict[Sample, torch.Tensor] = {}
+        for batch in self.microbatches(policy, samples, tokens_per_batch):
+            logp_BT, _ = self.logprobs(policy, batch, temperature=temperature)
+            for sample, logp_T in zip(batch.samples, logp_BT, strict=True):
+                logprobs[sample] = logp_T[: len(sample.token_ids)].float().cpu()
+        return logprobs
+
+    @torch.no_grad()
     def reference_logprobs(
         self, policy: str, batch: Batch, *, temperature: float = 1.0
     ) -> torch.Tensor:
@@ -436,7 +440,6 @@ class PolicySet:
         tensors = self.base_of(policy).weights.tensors(policy)
         return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
-    @torch.no_grad()
     def load_state(
         self, policy: str, state: Mapping[str, torch.Tensor], *, version: int | None = None
     ) -> None:
@@ -461,9 +464,14 @@ class PolicySet:
                 f"the weights do not fit policy {policy!r}: {len(odd)} tensors differ in name or "
                 f"shape, the first is {odd[0]}; use the rank and targets they were trained with"
             )
-        for name, tensor in tensors.items():
-            tensor.copy_(state[name])
+        self.overwrite(policy, state)
         self.publish(policy, version=version)
+
+    @torch.no_grad()
+    def overwrite(self, policy: str, state: Mapping[str, torch.Tensor]) -> None:
+        """Writes tensors that fit the policy into it; they are not published."""
+        for name, tensor in self.base_of(policy).weights.tensors(policy).items():
+            tensor.copy_(state[name])
 
     def save(self, policy: str, directory: Path) -> None:
         """Writes the policy into `directory`, atomically, as PEFT or transformers would."""

@@ -98,7 +98,7 @@ def check_cache(model: PreTrainedModel) -> None:
         raise ConfigError(
             f"models of type {model.config.model_type!r} cannot be sampled here, because they do "
             f"not keep their past in transformers' own cache ({reason}); use vLLM (--sampler vllm, "
-            "and --backend vllm in serving) or choose another model"
+            "and --sampler vllm in serving) or choose another model"
         )
 
 
@@ -128,21 +128,17 @@ def _trial(model: PreTrainedModel) -> str | None:
     packed, flat = (_logprobs(model, samples, packed=packed) for packed in (True, False))
     token_R = torch.tensor([ids[0] for _, ids in _COMPLETIONS], device=model.device)
     next_RV = []
-    for decoding in (
-        SharedDecoding(model, _PROMPTS),
-        PlainDecoding(model, _PROMPTS, 0),
-    ):
+    shared, plain = SharedDecoding(model, _PROMPTS), PlainDecoding(model, _PROMPTS, 0)
+    for decoding in (shared, plain):
         decoding.start()
         decoding.step(token_R[1:])
         decoding.keep(torch.tensor([1, 0, 0], device=model.device), 3)
         next_RV.append(decoding.step(token_R).float().log_softmax(-1))
     # Of all tokens the probabilities are compared and not their logs, of which those of very
     # unlikely tokens differ by rounding alone.
-    *shared, plain_RV = (each_RV.exp() for each_RV in next_RV)
-    difference = max(
-        float((packed - flat).abs().max()),
-        *(float((each_RV - plain_RV).abs().max()) for each_RV in shared),
-    )
+    shared_RV, plain_RV = (each_RV.exp() for each_RV in next_RV)
+    gaps = packed - flat, shared_RV - plain_RV
+    difference = max(float(gap.abs().max()) for gap in gaps)
     # Written so that a difference of nan counts as a misfit, too.
     if not difference <= (_LOW_PRECISION_TOLERANCE if _is_low(model) else _TOLERANCE):
         return f"a trial differed by {difference:.2g} in log-probability"

@@ -157,8 +157,18 @@ class LoraWeights:
 
     def save(self, policy: str, directory: Path) -> None:
         """Writes the adapter as PEFT does, atomically."""
-        config = self._peft.peft_config[_inside(policy)]
-        write_adapter(directory, config.to_dict(), self._tensors[policy], self.base, self.digest)
+        values: dict[str, Any] = self._peft.peft_config[_inside(policy)].to_dict()
+        values |= {"base_model_name_or_path": self.base, "inference_mode": True}
+        text = json.dumps(values, indent=2, sort_keys=True, default=_as_json) + "\n"
+
+        def write(folder: Path) -> None:
+            (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
+            tensors = self._tensors[policy].items()
+            cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors}
+            # One entry only: safetensors orders several differently in each process.
+            save_file(cpu, folder / WEIGHTS_FILE, metadata={DIGEST_KEY: self.digest})
+
+        write_directory(directory, write)
 
     def read(self, directory: Path) -> dict[str, torch.Tensor]:
         """The adapter in `directory`, checked against the base and named as `tensors` is.
@@ -369,34 +379,6 @@ def write_directory(directory: Path, write: Callable[[Path], None]) -> None:
         shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-
-
-def write_adapter(
-    directory: Path,
-    config: Mapping[str, Any],
-    tensors: Mapping[str, torch.Tensor],
-    base: str,
-    digest: str,
-) -> None:
-    """Writes one adapter into `directory`, atomically.
-
-    Args:
-        directory: replaced if it exists.
-        config: the adapter's PEFT configuration, as a dictionary.
-        tensors: PEFT's names without the adapter's name.
-        base: name or path of the base model, for PEFT's `base_model_name_or_path`.
-        digest: `base_digest` of the base model.
-    """
-    values = {**config, "base_model_name_or_path": base, "inference_mode": True}
-    text = json.dumps(values, indent=2, sort_keys=True, default=_as_json) + "\n"
-
-    def write(folder: Path) -> None:
-        (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
-        cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        # One entry only: safetensors orders several differently in each process.
-        save_file(cpu, folder / WEIGHTS_FILE, metadata={DIGEST_KEY: digest})
-
-    write_directory(directory, write)
 
 
 def _as_json(value: object) -> Any:

@@ -156,7 +156,8 @@ class RolloutEngine:
                 cohort.pending[-1].complete([BLANK], self.pool)
                 continue
             prompt = episode.prompt()
-            policy, notes = self._policy_for(episode)
+            own = self._given_to(episode.agent or "")
+            policy, notes = Routed(own) if self.route is None else self.route(episode, own)
             seed = episode.seed(*self.seed, "sampling")
             ids = self.sampler.prompt_ids(self._reader(episode.agent or "", policy), prompt)
             if len(ids) > (longest := self.longest.get(policy, len(ids))):
@@ -183,16 +184,13 @@ class RolloutEngine:
 
         more: dict[str, Any] = {}
         # Reward functions are given the completions of a prompt together.
-        if getattr(self.sampler, "early", False) and not _reward_funcs(self.env):
+        together = bool(getattr(self.env.unwrapped, "reward_funcs", ()))
+        if getattr(self.sampler, "early", False) and not together:
             more["on_completion"] = early
         requests = [decision.request for decision in asked]
         answers = self.sampler.sample(requests, n, **self.settings, **more)
         for decision, completions in zip(asked, answers, strict=True):
             decision.complete(completions, self.pool)
-
-    def _policy_for(self, episode: Episode) -> Routed:
-        policy = self._given_to(episode.agent or "")
-        return Routed(policy) if self.route is None else self.route(episode, policy)
 
     def _given_to(self, agent: str) -> str:
         policies = self.policies or {}
@@ -251,7 +249,14 @@ class RolloutEngine:
         )
         request = decision.request
         key = episode.key(request.prompt_ids)
-        group = Group(key, request.policy, decision.prompt, request.prompt_ids, candidates)
+        group = Group(
+            key,
+            request.policy,
+            decision.prompt,
+            request.prompt_ids,
+            candidates,
+            privileged=episode.privileged(),
+        )
         others = [episode.without()] if decision.plan.blanks and key.turn == 0 else []
         # Before `advance`, while the episode still stands at the decision that the others leave
         # from.
@@ -261,7 +266,7 @@ class RolloutEngine:
             others += episode.branching.fork(branches, chosen)
         episode.advance(group, branches[chosen])
         if self.shape.bootstraps:
-            episode.end_cut(dict(self._unplayed(episode.cut())))
+            episode.unplayed = dict(self._unplayed(episode.cut()))
         return others
 
     def _unplayed(self, prompts: Mapping[str, str]) -> Iterator[tuple[str, Unplayed]]:
@@ -354,10 +359,6 @@ class _Cohort:
     def scored(self) -> bool:
         """Returns whether all pending decisions have their scores."""
         return all(job.done() for decision in self.pending for job in decision.scored.values())
-
-
-def _reward_funcs(env: AnyEnv) -> bool:
-    return bool(getattr(env.unwrapped, "reward_funcs", ()))
 
 
 def longest_prompts(sampler: Sampler, max_new_tokens: int) -> dict[str, int]:

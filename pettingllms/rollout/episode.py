@@ -21,6 +21,7 @@ from pettingzoo import AECEnv
 
 from pettingllms.envs.aec import ForeignEnv
 from pettingllms.envs.base import TextEnv, next_agent
+from pettingllms.envs.several import SeveralEnvs
 from pettingllms.errors import NonFiniteError
 from pettingllms.rollout.branching import Branching
 from pettingllms.rollout.trajectory import Origin, Overlong, Trajectory, Without, outcome_of
@@ -75,7 +76,8 @@ class Episode:
         self.early: dict[str, float] = {}
         self.cooperative = False
         self._overlong: Overlong | None = None
-        self._unplayed: dict[str, Unplayed] = {}
+        self.unplayed: dict[str, Unplayed] = {}
+        """Agent -> what would have come next in its chain, if that was cut."""
         self.path: tuple[int, ...] = ()
         """Depth and candidate of each decision at which it left another episode."""
         self.probe = False
@@ -138,6 +140,11 @@ class Episode:
         """The observation of the agent to act."""
         return self.env.text_for(self.agent or "")
 
+    def privileged(self) -> str:
+        """What the environment knows of the task and does not tell the agent to act."""
+        tell = getattr(self.env, "privileged_for", None)
+        return "" if tell is None else str(tell(self.agent or ""))
+
     def leaving(self, branch: Branch, k: int) -> Episode:
         """Returns an episode that continues from candidate `k` of the pending decision."""
         # A shallow copy shares every container with the original, so that all that change are made
@@ -154,7 +161,7 @@ class Episode:
         # In the new record the other agents have no decision yet that this could be a late reward
         # of.
         other.early = dict(branch.result.others)
-        other._unplayed = {}
+        other.unplayed = {}
         return other
 
     def without(self) -> Episode:
@@ -166,7 +173,7 @@ class Episode:
         other.blanked = (*self.blanked, self.agent or "")
         other.env, other.groups, other.early = self.env.clone(), [*self.groups], {**self.early}
         other._turns, other._latest = defaultdict(int, self._turns), {**self._latest}
-        other._unplayed, other.branching, other._copies = {}, Branching(other), []
+        other.unplayed, other.branching, other._copies = {}, Branching(other), []
         other.memories = self._memories()
         other._left_at = len(self.groups)
         self._copies.append(other)
@@ -177,12 +184,12 @@ class Episode:
         return defaultdict(Memory, {agent: copy.copy(m) for agent, m in self.memories.items()})
 
     def _ends_without(self) -> Iterator[Without]:
-        for each in self._copies:
-            last = each.groups[-1].chosen
-            tokens = [len(g.chosen.completion.token_ids) for g in each.groups[each._left_at :]]
-            outcome = 0.0 if each._overlong else outcome_of(last)
-            yield Without(each.blanked, outcome, sum(tokens))
-            yield from each._ends_without()
+        for copied in self._copies:
+            last = copied.groups[-1].chosen
+            tokens = [len(g.chosen.completion.token_ids) for g in copied.groups[copied._left_at :]]
+            outcome = 0.0 if copied._overlong else outcome_of(last)
+            yield Without(copied.blanked, outcome, sum(tokens))
+            yield from copied._ends_without()
 
     def advance(self, group: Group, branch: Branch) -> None:
         """Records a decision and continues from `branch`, its chosen candidate."""
@@ -216,10 +223,6 @@ class Episode:
             if env.truncations.get(agent, False) and not env.terminations.get(agent, False)
         }
 
-    def end_cut(self, unplayed: Mapping[str, Unplayed]) -> None:
-        """Records what would have come next in the chains that were cut."""
-        self._unplayed = dict(unplayed)
-
     def end_overlong(self, tokens: int, longest: int) -> None:
         """Ends the episode: its next prompt has `tokens` tokens, and `longest` are possible."""
         self._overlong = Overlong(self.agent or "", tokens, longest)
@@ -249,7 +252,7 @@ class Episode:
             cooperative=self.cooperative,
             overlong=self._overlong,
             came_from=came_from,
-            unplayed=self._unplayed,
+            unplayed=self.unplayed,
             without=self._ends_without(),
         )
 
@@ -359,8 +362,15 @@ def tasks_of_step(env: AnyEnv, name: str, step: int, count: int, seed: int) -> l
     """Chooses the tasks of a step: fresh ones, or rows of a data set in a new order every epoch.
 
     An environment over a data set says how many rows it has in `num_tasks`. The ids of its tasks
-    end with the epoch, because a row may occur twice in one step.
+    end with the epoch, because a row may occur twice in one step. `name` heads the ids; of several
+    environments, each name heads those of its own tasks.
     """
+    if isinstance(several := env.unwrapped, SeveralEnvs):
+        own = {
+            key: tasks_of_step(part, key, step, count, seed) for key, part in several.parts.items()
+        }
+        drawn = several.drawn(step, count, seed)
+        return [own[key][place]._replace(size=key) for place, key in enumerate(drawn)]
     # What is sampled follows from the ids, so that the folder of an environment of one's own must not be in them.
     name = re.sub(r"[^:]*/", "", name)
     numbers = range(step * count, (step + 1) * count)

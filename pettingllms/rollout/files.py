@@ -117,6 +117,7 @@ class EpisodeRow(TypedDict):
     team: NotRequired[str]  # evaluation: the line-up that played
     task: str
     seed: int  # that `reset` was given
+    size: NotRequired[str]  # which of several environments, or sizes, it is of
     episode: int  # which of the task's parallel episodes
     success: bool | None  # of the team at the end; null where the environment does not say
     cooperative: bool  # whether the agents share one return

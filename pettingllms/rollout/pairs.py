@@ -15,7 +15,7 @@ import json
 import random
 import shutil
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -141,49 +141,69 @@ def write_pairs(run: Path, out: Path, *, most: int = 8) -> dict[str, tuple[int, 
             "--method malt"
         )
     policies = sorted({*pairs, *completions})
-    _write(out, {p: {PAIRS: pairs[p], SFT: completions[p]} for p in policies})
+    kinds = ((PAIRS, pairs), (SFT, completions))
+    write_folder(out, {f"{p}/{name}": rows[p] for p in policies for name, rows in kinds})
     return {policy: (len(pairs[policy]), len(completions[policy])) for policy in policies}
 
 
 def _row(judged: Judged, **texts: str) -> dict[str, Any]:
     """A prompt and completions of it, by what they are, each as a message and as tokens."""
-    row: dict[str, Any] = {"prompt": _said("user", judged.group.prompt)}
-    row |= {name: _said("assistant", text) for name, text in texts.items()}
+    row: dict[str, Any] = {"prompt": said("user", judged.group.prompt)}
+    row |= {name: said("assistant", text) for name, text in texts.items()}
     row["prompt_ids"] = list(judged.group.prompt_ids)
     return row | {f"{name}_ids": judged.ids(text) for name, text in texts.items()}
 
 
-def _said(role: str, text: str) -> list[dict[str, str]]:
-    return [{"role": role, "content": text}]
+def said(role: str, text: str) -> list[dict[str, str]]:
+    """A conversation of one turn, as TRL's trainers take it."""
+    # A model may have written halves of surrogate pairs, at which `datasets` refuses the whole file.
+    whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return [{"role": role, "content": whole}]
+
+
+def read_episodes(folder: Path) -> Iterator[tuple[Mapping[str, Any], Trajectory]]:
+    """The lines of a run's or an evaluation's trajectories.jsonl, each as it is and as a record.
+
+    Raises:
+        RunFolderError: there is no such file, or a line is damaged.
+    """
+    path = folder / TRAJECTORIES
+    if not path.is_file():
+        raise RunFolderError(f"{folder} holds no run and no evaluation: it has no {TRAJECTORIES}")
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                row = json.loads(line)
+                episode = Trajectory.from_row(row)
+            except (ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
+                raise RunFolderError(f"{path}, line {number}: {error}") from error
+            yield row, episode
 
 
 def _by_step(run: Path) -> Iterator[list[Trajectory]]:
     """The episodes of each step of a run."""
-    path = run / TRAJECTORIES
-    if not path.is_file():
-        raise RunFolderError(f"{run} holds no run: it has no {TRAJECTORIES}")
-
-    def rows() -> Iterator[Any]:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                try:
-                    yield json.loads(line)
-                except ValueError as error:
-                    raise RunFolderError(f"{path}, line {number}: {error}") from error
-
     # A run appends its steps one after the other, so that a step's lines are neighbors.
-    for _, step in itertools.groupby(rows(), key=lambda row: row.get("step")):
-        yield [Trajectory.from_row(row) for row in step]
+    for _, step in itertools.groupby(read_episodes(run), key=lambda read: read[0].get("step")):
+        yield [trajectory for _, trajectory in step]
 
 
-def _write(out: Path, files: dict[str, dict[str, Iterable[Any]]]) -> None:
-    """Writes a folder of JSONL files, which appears when all are there."""
+def write_folder(out: Path, files: Mapping[str, Iterable[Any]]) -> None:
+    """Writes a folder of JSONL files, by their paths in it, which appears when all are there.
+
+    Raises:
+        RunFolderError: it cannot be written.
+    """
     draft = out.with_name(f".{out.name}.part")
     shutil.rmtree(draft, ignore_errors=True)
-    for policy, named in files.items():
-        (draft / policy).mkdir(parents=True)
-        for name, rows in named.items():
-            # ASCII: a model may have written halves of surrogate pairs, which are no UTF-8.
+    try:
+        for name, rows in files.items():
+            (draft / name).parent.mkdir(parents=True, exist_ok=True)
             text = "".join(f"{json.dumps(row)}\n" for row in rows)
-            (draft / policy / name).write_text(text, encoding="ascii")
-    draft.rename(out)
+            (draft / name).write_text(text, encoding="ascii")
+        draft.rename(out)
+    except OSError as error:
+        raise RunFolderError(
+            f"cannot write {out}: {error.strerror}; name another folder"
+        ) from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)

@@ -10,6 +10,7 @@
 | `full` | K candidates | all K |
 | `blanked` | as `episodes`; a copy of each for each agent that learns, whose replies are blank there | it |
 | `coalitions` | as `blanked`, with a copy for each set of agents | it |
+| `verdicts` | as `episodes`; several of the judge's, which change nothing (`--method judged`) | it |
 
 A shape of one's own is a subclass of `RolloutShape` that says in `plan` what happens at a decision,
 given as `--method-args.shape my_package.my_module:MyShape`.
@@ -21,6 +22,7 @@ import random
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
+from pettingllms.envs.judged import JUDGE
 from pettingllms.errors import ConfigError
 from pettingllms.registry import Registry
 
@@ -35,6 +37,7 @@ SHAPES = Registry(
         "full": "pettingllms.rollout.shapes:Full",
         "blanked": "pettingllms.rollout.shapes:Blanked",
         "coalitions": "pettingllms.rollout.shapes:Coalitions",
+        "verdicts": "pettingllms.rollout.shapes:Verdicts",
     },
 )
 MOST_LEAVES = 4096
@@ -201,6 +204,18 @@ class Full(Tree):
                 f"shape full continues from every candidate: {shown} episodes of a task, and "
                 f"{MOST_LEAVES:,} are the most; lower num_generations or the environment's max_turns"
             )
+
+
+class Verdicts(Episodes):
+    """K episodes, with `width` verdicts of the judge on each reply."""
+
+    def plan(self, move: Move) -> Plan:
+        """One completion, or so many verdicts."""
+        return Plan(self.width) if move.agent == JUDGE else Plan()
+
+    def completions(self, count: int) -> int:
+        """Every other decision is a verdict."""
+        return self.episodes * (count + count // 2 * (self.width - 1))
 
 
 class Blanked(Episodes):

@@ -150,12 +150,13 @@ class Trajectory:
             "cooperative": self.cooperative,
             "returns": self.returns,
         }
+        size = {"size": self.task.size} if self.task.size else {}
         early = {"early": dict(self.early)} if self.early else {}
         overlong = {} if self.overlong is None else {"overlong": self.overlong._asdict()}
         forked = {} if self.came_from is None else {"came_from": self.came_from._asdict()}
         without = {"without": [w._asdict() for w in self.without]} if self.without else {}
         decisions = {"decisions": [_decision(group) for group in self.groups]}
-        return row | early | overlong | forked | without | decisions
+        return row | size | early | overlong | forked | without | decisions
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
@@ -167,7 +168,7 @@ class Trajectory:
         """
         if row["format"] != FORMAT:
             raise ValueError(f"format {row['format']}, this version reads {FORMAT}")
-        task = Task(row["task"], row["seed"])
+        task = Task(row["task"], row["seed"], size=row.get("size", ""))
         groups = [_group(task, row["episode"], decision) for decision in row["decisions"]]
         return cls.of(
             task,
@@ -243,6 +244,14 @@ def success_rate(trajectories: Sequence[Trajectory]) -> float | None:
     """
     outcomes = [trajectory.success for trajectory in trajectories if trajectory.success is not None]
     return sum(outcomes) / len(outcomes) if outcomes else None
+
+
+def success_of_each(trajectories: Sequence[Trajectory]) -> dict[str, float | None]:
+    """Success by `Task.size`, as `success_rate` has it, of several environments."""
+    of = defaultdict[str, list[Trajectory]](list)
+    for trajectory in trajectories:
+        of[trajectory.task.size].append(trajectory)
+    return {f"env/{name}/success": success_rate(own) for name, own in sorted(of.items()) if name}
 
 
 def mean_success(trajectories: Sequence[Trajectory]) -> float | None:

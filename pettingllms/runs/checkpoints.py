@@ -46,43 +46,17 @@ KEPT = 2
 FORMAT = 3
 CHANGEABLE = frozenset(
     {
-        "max_steps",
-        "max_tokens",
-        "eval_steps",
-        "eval_tasks",
-        "save_steps",
-        "report_to",
-        "device",
-        "sampler",
-        "vllm",
-        "sandbox",
-        "require_isolation",
-        "scoring_threads",
-        "tokens_per_batch",
-        "workers",
-        "ray_address",
-        "pools",
-        "worker_timeout",
-        "api_base",
-        "api_key_file",
-        "api_max_tokens",
-        "api_concurrency",
-        "api_timeout",
-        "push_to_hub",
+        *("max_steps", "max_tokens", "eval_steps", "eval_tasks", "save_steps", "report_to"),
+        *("device", "sampler", "vllm", "sandbox", "require_isolation", "scoring_threads"),
+        *("tokens_per_batch", "workers", "ray_address", "pools", "worker_timeout", "api_base"),
+        *("api_key_file", "api_max_tokens", "api_concurrency", "api_timeout", "push_to_hub"),
     }
 )
 """Settings that take effect in a resumed run if its config.yaml was edited. Any other is part of what
 the run is, or is restored with the optimizers."""
 UNREADABLE = (
-    OSError,
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    RuntimeError,
-    EOFError,
-    SafetensorError,
-    pickle.UnpicklingError,
+    *(OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, EOFError),
+    *(SafetensorError, pickle.UnpicklingError),
 )
 """What json, safetensors and torch raise for damaged files."""
 

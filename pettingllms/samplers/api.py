@@ -202,7 +202,9 @@ class ApiPartners:
                         worst = Cost(size, params.max_new_tokens, estimated=True)
                         self.log.add(key, request.policy, None, error.cost or worst)
                     raise
-                cost = answer.cost or _estimate(size, answer.reply.text)
+                reply_bytes = len(answer.reply.text.encode("utf-8", "replace"))
+                counted = Cost(size, reply_bytes // _BYTES_PER_TOKEN + 1, estimated=True)
+                cost = answer.cost or counted
                 self.log.add(key, request.policy, answer.reply, cost, answer.model)
                 return answer.reply
         except Refused as error:
@@ -246,11 +248,6 @@ def _completion(request: Request, reply: ApiReply) -> Completion:
         version=0,
         refused=reply.refused,
     )
-
-
-def _estimate(prompt: int, text: str) -> Cost:
-    """Estimates the cost of a reply where the server does not report it."""
-    return Cost(prompt, len(text.encode("utf-8", "replace")) // _BYTES_PER_TOKEN + 1, True)
 
 
 # ------------------------------------------------------------------------------- control tokens

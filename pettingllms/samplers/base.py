@@ -14,15 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    NamedTuple,
-    Protocol,
-    Required,
-    TypedDict,
-    Unpack,
-)
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Required, TypedDict, Unpack
 
 from pettingllms.registry import Registry
 from pettingllms.types import Completion, Request

@@ -329,14 +329,14 @@ def prompt_cache(model: PreTrainedModel) -> DynamicCache:
         ):
             raise ConfigError(
                 f"models of type {model.config.model_type!r} cannot be served in this process: "
-                f"requests that come and go cannot share a {type(layer).__name__}; use --backend "
+                f"requests that come and go cannot share a {type(layer).__name__}; use --sampler "
                 "vllm"
             )
     # The mask is made for columns of keys, which states alone do not have.
     if not any(isinstance(layer, DynamicLayer) for layer in cache.layers):
         raise ConfigError(
             f"models of type {model.config.model_type!r} cannot be served in this process: no layer "
-            "keeps keys and values; use --backend vllm"
+            "keeps keys and values; use --sampler vllm"
         )
     return cache
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -29,22 +29,6 @@ if TYPE_CHECKING:
 
 # Room for so many new tokens before a buffer has to be copied for the first time.
 _SPARE = 32
-
-
-class Decoding(Protocol):
-    """Texts that grow by a token a step, one row each."""
-
-    def start(self) -> torch.Tensor:
-        """Computes the prompts, which are the first rows; logits `_RV` of what follows each."""
-
-    def step(self, token_R: torch.Tensor) -> torch.Tensor:
-        """Appends a token to every row; logits `_RV` of the next."""
-
-    def keep(self, index_R: torch.Tensor, most: int) -> None:
-        """Makes row `index_R[i]` row i: one named twice branches, one not named is dropped.
-
-        There will never be more than `most` rows again.
-        """
 
 
 class _Cache:
@@ -122,18 +106,18 @@ class SharedDecoding:
     def start(self) -> torch.Tensor:
         """Computes the prompts, which are the first rows; logits `_RV` of what follows each."""
         device = self._model.device
-        known = [next(iter(begun.values()))[0].shape[2] if begun else 0 for begun in self._begun]
-        new = [ids[count:] for count, ids in zip(known, self._prompts, strict=True)]
+        cached = [next(iter(begun.values()))[0].shape[2] if begun else 0 for begun in self._begun]
+        new = [ids[count:] for count, ids in zip(cached, self._prompts, strict=True)]
         ends = list(accumulate(map(len, new)))
         layout: ContinuedLayout | PackedLayout
-        if any(known):
-            layout = ContinuedLayout(self._begun, known, [*map(len, new)], device)
+        if any(cached):
+            layout = ContinuedLayout(self._begun, cached, [*map(len, new)], device)
         else:
             places = [range(end - len(ids), end) for end, ids in zip(ends, new, strict=True)]
             layout = PackedLayout(places, [()] * len(places), device, keep_prompts=True)
         ids_N = torch.tensor([token for ids in new for token in ids], device=device)
-        ranges = zip(known, map(len, self._prompts), strict=True)
-        position_N = torch.cat([torch.arange(*each) for each in ranges]).to(device)
+        ranges = zip(cached, map(len, self._prompts), strict=True)
+        position_N = torch.cat([torch.arange(*place) for place in ranges]).to(device)
         last_U = torch.tensor(ends, device=device) - 1
         logits_UV = forward(self._model, layout, ids_N[None], position_N[None], last_U)[0]
         self._states = {

@@ -31,7 +31,7 @@ from pettingllms.samplers.base import (
     ServedPolicies,
     Weights,
 )
-from pettingllms.samplers.decoding import Decoding, PlainDecoding, SharedDecoding
+from pettingllms.samplers.decoding import PlainDecoding, SharedDecoding
 from pettingllms.samplers.memory import Memory
 from pettingllms.types import Request
 
@@ -242,7 +242,7 @@ class BatchGenerator:
 
     def _begin(
         self, model: PreTrainedModel, texts: Sequence[tuple[int, ...]], memories: Memories
-    ) -> tuple[Decoding, torch.Tensor]:
+    ) -> tuple[PlainDecoding | SharedDecoding, torch.Tensor]:
         """Computes the prompts as far as their memories do not know them; logits `_UV` of what follows each."""
         if not enabled(model):
             plain = PlainDecoding(model, texts, self._pad_id)

@@ -195,13 +195,7 @@ class VllmEngine:
         params: SamplingParams,
         on_tokens: OnTokens | None = None,
     ) -> list[list[SampledTokens]]:
-        """Completes every request `n` times.
-
-        Args:
-            requests: of the policies.
-            n: completions of each.
-            params: how they are drawn.
-            on_tokens: called with each completion once it is there.
+        """Completes every request `n` times, as `InferenceEngine` says.
 
         Raises:
             ConfigError: a prompt too long for the engine, a temperature that vLLM changes.

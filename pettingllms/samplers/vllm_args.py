@@ -12,12 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from pettingllms.errors import ConfigError, did_you_mean
-from pettingllms.samplers.base import (
-    SAMPLERS,
-    SamplerSettings,
-    SamplingParams,
-    ServedPolicies,
-)
+from pettingllms.samplers.base import SAMPLERS, SamplerSettings, SamplingParams, ServedPolicies
 from pettingllms.types import Request
 
 OPTIONS: Mapping[str, type] = {

@@ -174,8 +174,7 @@ class ContainerChannel:
         self.id = created["Id"]
         # Attached before the start, so that nothing is missed.
         parts = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
-        attached = api.attach_socket(self.id, params=parts)
-        mine = _own_socket(attached)
+        mine = _own_socket(api.attach_socket(self.id, params=parts))
         api.start(self.id)
         return mine
 
@@ -386,27 +385,11 @@ def is_orphan(owner: str) -> bool:
 
 
 # What the worker isolates programs with; their own filter refuses all of it.
-_WORKER_ONLY = (
-    "capset",
-    "landlock_add_rule",
-    "landlock_create_ruleset",
-    "landlock_restrict_self",
-    "memfd_create",
-    "mount",
-    "pidfd_open",
-    "pivot_root",
-    "recvmsg",
-    "seccomp",
-    "sendmsg",
-    "setgroups",
-    "sethostname",
-    "setns",
-    "setpgid",
-    "setresgid",
-    "setresuid",
-    "umount2",
-    "unshare",
-)
+_WORKER_ONLY = """
+capset landlock_add_rule landlock_create_ruleset landlock_restrict_self memfd_create mount
+pidfd_open pivot_root recvmsg seccomp sendmsg setgroups sethostname setns setpgid setresgid
+setresuid umount2 unshare
+"""
 _MACHINES = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
 _ALLOW, _ERRNO = "SCMP_ACT_ALLOW", "SCMP_ACT_ERRNO"
 # Linux's number, because the client may run on macOS, where `errno` has others.
@@ -419,8 +402,9 @@ def worker_profile() -> dict[str, Any]:
     It lets the worker make user namespaces without a capability; what programs may call is
     decided again, and more narrowly, by the filter that the worker installs.
     """
-    syscalls = [*_names(seccomp.ALLOWED), *_names(seccomp.CHECKED), *_WORKER_ONLY]
-    allowed = sorted(set(syscalls) - {"clone3"})
+    tables = seccomp.ALLOWED, seccomp.CHECKED, _WORKER_ONLY
+    syscalls = {entry.split(":")[0] for table in tables for entry in table.split()}
+    allowed = sorted(syscalls - {"clone3"})
     # Without sub-architectures, which would let in the calls of 32-bit and x32 code, too.
     machines = [{"architecture": name, "subArchitectures": []} for name in _MACHINES.values()]
     rules = [
@@ -429,10 +413,6 @@ def worker_profile() -> dict[str, Any]:
         {"names": ["clone3"], "action": _ERRNO, "errnoRet": _ENOSYS},
     ]
     return {"defaultAction": _ERRNO, "archMap": machines, "syscalls": rules}
-
-
-def _names(table: str) -> list[str]:
-    return [entry.split(":")[0] for entry in table.split()]
 
 
 # ---------------------------------------------------------------------------------------- image

@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from pettingllms.envs.program_calls import NotServed
 from pettingllms.errors import ConfigError, PettingLLMsError, UnknownNameError
 from pettingllms.serving import wire
 from pettingllms.serving.worker import QueueFull
@@ -29,14 +30,6 @@ RETRY_SECONDS = 2
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-class HttpError(Exception):
-    """An error with a status of its own."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-
 def guarded(handler: Handler, key: str | None) -> Handler:
     """A handler that asks for the key, and whose errors are answers."""
 
@@ -47,7 +40,7 @@ def guarded(handler: Handler, key: str | None) -> Handler:
             return await handler(request)
         except PettingLLMsError as error:
             return refused(status_of(error), str(error))
-        except HttpError as error:
+        except NotServed as error:
             return refused(error.status, str(error))
         except ClientDisconnect:
             return Response(status_code=499)  # nobody reads it
@@ -84,24 +77,24 @@ async def body_of(request: Request) -> dict[str, Any]:
     """The JSON object that a request holds.
 
     Raises:
-        HttpError: too large, or too slow.
+        NotServed: too large, or too slow.
         ConfigError: no JSON object.
     """
     too_large = f"the request is larger than {LARGEST_BODY} bytes"
     length = request.headers.get("content-length", "0")
     # Refused unread where the client says its length; counted below, because it need not be true.
     if length.isdecimal() and int(length) > LARGEST_BODY:
-        raise HttpError(413, too_large)
+        raise NotServed(413, too_large)
     parts, size = [], 0
     try:
         async with asyncio.timeout(BODY_SECONDS):
             async for chunk in request.stream():
                 size += len(chunk)
                 if size > LARGEST_BODY:
-                    raise HttpError(413, too_large)
+                    raise NotServed(413, too_large)
                 parts.append(chunk)
     except TimeoutError as error:
-        raise HttpError(408, f"the body did not arrive in {BODY_SECONDS:.0f} s") from error
+        raise NotServed(408, f"the body did not arrive in {BODY_SECONDS:.0f} s") from error
     try:
         value = json.loads(b"".join(parts))
     except (ValueError, RecursionError) as error:

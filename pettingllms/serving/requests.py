@@ -41,40 +41,34 @@ _KNOWN = {
 _NOTED = ("user", "metadata", "safety_identifier", "prompt_cache_key")
 """Labels that ask for nothing."""
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
+    **dict.fromkeys(
+        ("presence_penalty", "frequency_penalty", "min_p", "min_tokens", "priority"), (0,)
+    ),
+    **dict.fromkeys(("repetition_penalty", "length_penalty", "best_of"), (1,)),
+    **dict.fromkeys(("logit_bias", "chat_template_kwargs"), ({},)),
+    **dict.fromkeys(("functions", "bad_words", "stop_token_ids"), ([],)),
+    **dict.fromkeys(
+        (
+            *("store", "ignore_eos", "add_special_tokens", "continue_final_message", "echo"),
+            *("early_stopping", "include_stop_str_in_output", "return_token_ids"),
+            *("return_tokens_as_token_ids", "use_beam_search"),
+        ),
+        (False,),
+    ),
+    **dict.fromkeys(
+        (
+            *("skip_special_tokens", "add_generation_prompt", "include_reasoning"),
+            "spaces_between_special_tokens",
+        ),
+        (True,),
+    ),
     "top_k": (0, -1),
-    "min_p": (0,),
-    "logit_bias": ({},),
-    "functions": ([],),
     "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (True, False),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "service_tier": ("auto", "default"),
-    "store": (False,),
     "suffix": ("",),
-    "best_of": (1,),
-    "ignore_eos": (False,),
-    "skip_special_tokens": (True,),
-    "add_generation_prompt": (True,),
-    "add_special_tokens": (False,),
-    "bad_words": ([],),
-    "chat_template_kwargs": ({},),
-    "continue_final_message": (False,),
-    "early_stopping": (False,),
-    "echo": (False,),
-    "include_reasoning": (True,),
-    "include_stop_str_in_output": (False,),
-    "length_penalty": (1,),
-    "min_tokens": (0,),
-    "priority": (0,),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "spaces_between_special_tokens": (True,),
-    "stop_token_ids": ([],),
-    "use_beam_search": (False,),
 }
 """Values with which a parameter changes nothing."""
 _STREAMED = ("continuous_usage_stats", "include_obfuscation")

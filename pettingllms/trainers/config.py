@@ -68,7 +68,7 @@ class ATGRPOConfig:
         "coding",
         "Environment: a name (coding), a game (textarena:TicTacToe-v0, "
         "pettingzoo:classic/connect_four_v3), or a path my_package.my_env:env of any PettingZoo AEC "
-        "environment with text",
+        "environment with text; or several with names and weights: a=coding,b=search*2",
         shared="run",
     )
     env_args: Mapping[str, Any] = task_setting(
@@ -334,13 +334,8 @@ class ATGRPOConfig:
         "Schedule of transformers: cosine, linear, constant, constant_with_warmup, ...",
         # Those that need no argument of their own.
         choices=(
-            "linear",
-            "cosine",
-            "cosine_with_restarts",
-            "polynomial",
-            "constant",
-            "constant_with_warmup",
-            "inverse_sqrt",
+            *("linear", "cosine", "cosine_with_restarts", "polynomial"),
+            *("constant", "constant_with_warmup", "inverse_sqrt"),
         ),
     )
     warmup_steps: int | None = _optimization(
@@ -445,8 +440,7 @@ class ATGRPOConfig:
         return made
 
     def __post_init__(self) -> None:
-        explicit = self.__dict__.pop(_GIVEN, frozenset())
-        self._take_method(explicit)
+        self._take_method(self.__dict__.pop(_GIVEN, frozenset()))
         # One form of a value before anything is compared.
         for field in dataclasses.fields(self):
             setattr(self, field.name, normalized(field, getattr(self, field.name)))

@@ -10,6 +10,7 @@ One that says nothing is taken to have what nearly all have:
 | `reward_parts`: a team reward beside a local one, or `info["parts"]` | `"reward_parts": 1` |
 | `rounds`: all agents act in each turn | `"rounds": False`, or overrides `TextEnv._next_agent` |
 | `success`: `info["success"]` says whether the team solved its task | `"success": False`, or is no `TextEnv` and does not say `"success": True` |
+| `opponents`: agents play against each other | `"opponents": False`, or is a `TextEnv` and does not say `"opponents": True` |
 
 and to lack what few have:
 
@@ -18,14 +19,17 @@ and to lack what few have:
 | `judged_replies`: `info["right"]` says of every reply whether it is right | `"judged_replies": True` |
 | `cross_runs`: programs and tests that can be run on each other, `env.cross` | the roles, `"cross_runs": ("coder", "tester")` |
 | `calls`: an agent that calls others, as often as it likes | its name, `"caller": "planner_0"` |
+| `privileged`: what agents are not told, such as the right answer | nothing: it overrides `TextEnv._privileged`, or has a method `privileged_for(agent)` |
+| `judge`: an agent that says of every reply whether it is right | its name, `"judge": "judge_0"` |
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pettingllms.envs.base import TextEnv
+from pettingllms.envs.several import longest, parts_of
 from pettingllms.errors import ConfigError
 from pettingllms.policies.roles import own_names, trained_policies
 from pettingllms.rollout.episode import AnyEnv
@@ -45,6 +49,12 @@ def _parts(env: Any) -> int:
 
 def _in_turn(env: Any) -> bool:
     return not isinstance(env, TextEnv) or type(env)._next_agent is TextEnv._next_agent
+
+
+def _tells_judges(env: Any) -> bool:
+    if isinstance(env, TextEnv):
+        return type(env)._privileged is not TextEnv._privileged
+    return hasattr(env, "privileged_for")
 
 
 NEEDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
@@ -79,10 +89,23 @@ NEEDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         "needs to know whether the team succeeded, and {env} does not say so "
         '("success": True in its metadata, `success` in its infos)',
     ),
+    "opponents": (
+        lambda env: not env.metadata.get("opponents", not isinstance(env.unwrapped, TextEnv)),
+        "is for games against an opponent, and agents of {env} are one team",
+    ),
     "calls": (
         lambda env: not env.metadata.get("caller"),
         "is for an agent that calls others, and {env} names none in its metadata (debugging does, and "
         "search with --env-args.topology nested)",
+    ),
+    "privileged": (
+        lambda env: not _tells_judges(env.unwrapped),
+        "asks how likely replies are to someone who knows the solution, and {env} tells of none (coding, "
+        "math, read, and search do; one of your own overrides `_privileged`)",
+    ),
+    "judge": (
+        lambda env: not env.metadata.get("judge"),
+        "pays for verdicts on replies, and {env} has no judge (--env judged:NAME adds one to any)",
     ),
 }
 """Need -> whether an environment lacks it, and what then is to be said."""
@@ -131,19 +154,28 @@ def check_method(
             f"method {config.method} has no advantages; join it to a method that has, such as "
             f"--method {config.method}+dr_mas"
         )
-    check_needs(config, made, env)
+    if "cross_runs" in made.needs and len(parts_of(env)) > 1:
+        raise ConfigError(
+            f"method {config.method} runs programs and tests of one environment, and {config.env} are several"
+        )
+    for part in parts_of(env):
+        check_needs(config, made, part)
+        made.shape().check(part)
     if config.difficulty_pools:
         if lacking(("success",), env):
             raise ConfigError(f"difficulty_pools {NEEDS['success'][1].format(env=env)}")
         Pools(config, env)  # made only for the errors that it raises
-    made.shape().check(env)
     _check_credit(config, made)
     trained = trained_policies(config.train_roles, players)
     # Asked for the first step, because a method refuses a team only when it is asked.
     made.players(0, players, trained)
     check_policy_settings(config, own_names(players), trained)
-    if made.frozen_base:
-        _check_frozen_base(config, own_names(players))
+    for base, names in by_base(config, own_names(players)) if made.frozen_base else ():
+        if base.full and not any(own_settings(config, name).beta for name in names):
+            raise ConfigError(
+                f"method {config.method} reads the base model as it was before training, which "
+                f"full policies do not keep ({', '.join(names)}); leave out full, or give beta above 0"
+            )
 
 
 def _check_credit(config: ResolvedConfig, method: Method) -> None:
@@ -174,20 +206,6 @@ def _check_credit(config: ResolvedConfig, method: Method) -> None:
     )
 
 
-def _check_frozen_base(config: ResolvedConfig, policies: Sequence[str]) -> None:
-    """Refuses policies beside which there is no base model to read from.
-
-    Raises:
-        ConfigError: names the method that would read it.
-    """
-    for base, names in by_base(config, policies):
-        if base.full and not any(own_settings(config, name).beta for name in names):
-            raise ConfigError(
-                f"method {config.method} reads the base model as it was before training, which "
-                f"full policies do not keep ({', '.join(names)}); leave out full, or give beta above 0"
-            )
-
-
 def _check_turns(config: ResolvedConfig, env: AnyEnv) -> None:
     """Refuses turns that no episode has, on which nothing would be trained without a word.
 
@@ -195,7 +213,7 @@ def _check_turns(config: ResolvedConfig, env: AnyEnv) -> None:
         ConfigError: a turn of `train_turns` is not below the environment's limit.
     """
     # Environments of other packages may not say how long an episode can be.
-    limit = getattr(env.unwrapped, "max_turns", None)
+    limit, _ = longest(env)
     if limit is None:
         return
     if beyond := sorted(turn for turn in config.turns or () if turn >= limit):

@@ -80,8 +80,7 @@ def policy_loss(
     if entropy_BT is not None and config.entropy_coef:
         # A mean over tokens, whatever the loss is divided by.
         loss = loss - config.entropy_coef * (entropy_BT * weight_BT).sum() / own.tokens
-    bounds = clip_bounds(config)
-    meter.add(bounds, batch, logp_BT, ratio_BT, entropy_BT, kl_BT, loss)
+    meter.add(clip_bounds(config), batch, logp_BT, ratio_BT, entropy_BT, kl_BT, loss)
     return loss
 
 

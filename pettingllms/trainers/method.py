@@ -208,7 +208,10 @@ class Method:
         return cls.shapes or (("tree",) if cls.tree else ("episodes",))
 
     def players(self, step: int, players: Mapping[str, str], trained: Sequence[str]) -> Casting:
-        """Returns who plays and who learns in a step. A pure function, so resuming needs no state.
+        """Returns who plays and who learns in a step; it changes nothing.
+
+        Who learns follows from the step alone, because `updates` asks for every step ahead. Who plays may follow
+        from the method's state, too.
 
         Args:
             step: counted from 0.

@@ -8,6 +8,7 @@
 | `debate` | an answer is worth its own score and those of later rounds |
 | `flow` | a reply is worth the mean of the replies that used it |
 | `root` | an episode is worth its success and form, once |
+| `rivals` | earlier versions of the policy play the other side (`opponents`, `every`, `size`, `itself`) |
 
 A part is joined to a method by a plus sign: `--method alternate+gae`. A method of your own is a
 subclass of `pettingllms.trainers.method.Method`, given as `--method my_package.my_module:MyMethod`.
@@ -32,6 +33,7 @@ _FILES = {
     "gigpo": ("gigpo:Gigpo",),
     "gdpo": ("gdpo:Gdpo",),
     "aligned": ("aligned:Aligned",),
+    "agentrl": ("agentrl:AgentRl",),
     "rae": ("rae:Rae",),
     "marshal": ("marshal:Marshal",),
     "max_rl": ("max_rl:MaxRl",),
@@ -45,6 +47,10 @@ _FILES = {
     "matpo": ("matpo:Matpo", "root:RootReward"),
     "mhgpo": ("mhgpo:Mhgpo", "flow:Flow"),
     "cure": ("cure:Cure",),
+    "distill": ("distill:Distill",),
+    "hindsight": ("hindsight:Hindsight",),
+    "league": ("league:League", "rivals:Rivals"),
+    "judged": ("judged:LearnedJudge",),
 }
 METHODS = Registry(
     "method",
@@ -55,7 +61,7 @@ METHODS = Registry(
         for name, kind in (entry.split(":") for entry in entries)
     },
 )
-PARTS = ("alternate", "swap", "shared", "debate", "flow", "root")
+PARTS = ("alternate", "swap", "shared", "debate", "flow", "root", "rivals")
 """Names that stand for one hook, and are joined to a method."""
 
 OLD = ("estimator", "shape", "reward_transform", "cast")

@@ -73,11 +73,6 @@ def generated_tokens(groups: Sequence[Group]) -> int:
     return ahead + sum(len(candidate.completion.token_ids) for candidate in candidates)
 
 
-def _tokens_without(trajectories: Sequence[Trajectory]) -> int:
-    """Tokens sampled in copies in which agents were blanked."""
-    return sum(end.tokens for each in trajectories for end in each.without)
-
-
 def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Rewards, successes, errors and lengths of a rollout."""
     groups = in_order(trajectories)
@@ -87,12 +82,14 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     everything = [candidate for candidates in by_role.values() for candidate in candidates]
     # What a model behind an API wrote has no tokens of ours.
     lengths = [n for c in everything if (n := len(c.completion.token_ids))]
+    # Also those of copies in which agents were blanked.
+    tokens = generated_tokens(groups) + sum(w.tokens for t in trajectories for w in t.without)
     metrics = {
         "reward": mean([c.reward for c in everything]),
         "reward_std": mean([_deviation(group) for group in groups]),
         "completions/mean_length": mean(lengths),
         "completions/clipped_ratio": mean([c.completion.truncated for c in everything]),
-        "num_tokens": float(generated_tokens(groups) + _tokens_without(trajectories)),
+        "num_tokens": float(tokens),
         "turns": len(groups) / len(trajectories),
     }
     if any(trajectory.overlong is not None for trajectory in trajectories):

@@ -14,14 +14,15 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pettingllms.envs.aec import clone_env
+from pettingllms.envs.several import parts_of
 from pettingllms.errors import ConfigError
 from pettingllms.rollout.engine import RolloutEngine, longest_prompts
 from pettingllms.rollout.episode import AnyEnv, tasks_of_step
 from pettingllms.rollout.shapes import RolloutShape
-from pettingllms.rollout.trajectory import Trajectory
+from pettingllms.rollout.trajectory import Trajectory, check_room
 from pettingllms.samplers.base import DEFAULT_TOKENS_PER_BATCH, Sampler
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.method import Casting
@@ -68,8 +69,9 @@ class Player:
         env = self.env
         if getattr(env.unwrapped, "reward_funcs", ()):
             env = clone_env(env)
-            inner: Any = env.unwrapped
-            inner.trainer_state = SimpleNamespace(global_step=step, max_steps=config.max_steps)
+            state = SimpleNamespace(global_step=step, max_steps=config.max_steps)
+            for part in parts_of(env):
+                part.unwrapped.trainer_state = state
         replays = getattr(env.unwrapped, "replays", None)  # of a program
         replayed = 0.0 if replays is None else replays.seconds
         shard, count = config.tasks_per_shard, config.tasks_per_step
@@ -130,7 +132,11 @@ def check_shards(config: ResolvedConfig) -> None:
 
 
 def sampled(trainer: ATGRPO, clock: Clock) -> list[Trajectory]:
-    """Rolls out the tasks of the trainer's next step; the trainer's `batch` is 0 before and after."""
+    """Rolls out the tasks of the trainer's next step; the trainer's `batch` is 0 before and after.
+
+    Raises:
+        ConfigError: no prompt of the step leaves room for a completion in the context.
+    """
     config, trajectories = trainer.config, list[Trajectory]()
     try:
         for trainer.batch in range(config.max_num_gen_batches):
@@ -140,6 +146,7 @@ def sampled(trainer: ATGRPO, clock: Clock) -> list[Trajectory]:
                 break
     finally:
         trainer.batch = 0
+    check_room(trajectories, config.max_completion_length)
     return trajectories
 
 

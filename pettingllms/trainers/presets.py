@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pettingllms.envs.aec import creator_of
+from pettingllms.envs.several import parts_of
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.models import DEFAULT, declared_in, shipped
 from pettingllms.models.gguf import SMOLLM2, fast_bfloat16
@@ -14,25 +15,6 @@ from pettingllms.models.gguf import SMOLLM2, fast_bfloat16
 if TYPE_CHECKING:
     from pettingllms.trainers.config import ATGRPOConfig
 
-EMBEDDED: dict[str, Any] = {
-    "learning_rate": 5e-3,
-    "num_generations": 8,
-    "tasks_per_step": 16,
-    "max_steps": 100,
-    "warmup_steps": 0,
-    "max_completion_length": 96,
-    "tokens_per_batch": 1024,
-    "gradient_checkpointing": False,
-    "num_iterations": 1,
-    # Not TRL's mean: the published runs of the embedded models were made with it, and three seeds could
-    # not tell the two apart.
-    "silent_groups": "drop",
-    "epsilon_high": None,
-    "eval_steps": 20,
-    "eval_tasks": 100,
-    "save_steps": 10,
-    "temperature": 1.0,
-}
 LARGE: dict[str, Any] = {
     "learning_rate": 1e-4,
     "num_generations": 8,
@@ -49,6 +31,19 @@ LARGE: dict[str, Any] = {
     "eval_tasks": 100,
     "save_steps": 10,
     "temperature": 1.0,
+}
+EMBEDDED: dict[str, Any] = LARGE | {
+    "learning_rate": 5e-3,
+    "tasks_per_step": 16,
+    "max_steps": 100,
+    "warmup_steps": 0,
+    "max_completion_length": 96,
+    "tokens_per_batch": 1024,
+    "gradient_checkpointing": False,
+    # Not TRL's mean: the published runs of the embedded models were made with it, and three seeds could
+    # not tell the two apart.
+    "silent_groups": "drop",
+    "eval_steps": 20,
 }
 SMALL: dict[str, Any] = LARGE | {
     "learning_rate": 2e-4,
@@ -80,7 +75,7 @@ def open_values(config: ATGRPOConfig, env: Any = None) -> dict[str, Any]:
     """
     values: dict[str, Any] = {}
     if config.model is None and config.embedded:
-        values["model"] = getattr(_kind(config, env), "embedded_model", DEFAULT)
+        values["model"] = _embedded_model(config, env)
         # What an environment declares for training is looked up by the name of the model, below.
         config = dataclasses.replace(config, **values)
     if (config.model, config.dtype) == (SMOLLM2, "auto") and fast_bfloat16():
@@ -105,6 +100,22 @@ def open_values(config: ATGRPOConfig, env: Any = None) -> dict[str, Any]:
     if settings != config.policy_settings:
         values["policy_settings"] = settings
     return values
+
+
+def _embedded_model(config: ATGRPOConfig, env: Any) -> str:
+    """The default model of the environment.
+
+    Raises:
+        ConfigError: several environments have different ones.
+    """
+    parts = parts_of(creator_of(config.env) if env is None else env)
+    models = [getattr(_kind(config, part), "embedded_model", DEFAULT) for part in parts]
+    if len(distinct := list(dict.fromkeys(models))) > 1:
+        raise ConfigError(
+            f"model: the environments {config.env} have different default models ({', '.join(distinct)}); "
+            f"choose one for all: --model {distinct[0]}"
+        )
+    return str(models[0])
 
 
 def embedded_arguments(config: ATGRPOConfig, kind: Any) -> dict[str, Any]:
@@ -152,10 +163,19 @@ def _following(
     return {name: values[name] for name in names if values[name] != defaults[name]}
 
 
+def _largest(values: Sequence[Any]) -> Any:
+    return max((value for value in values if value is not None), default=None)
+
+
 def preset(config: ATGRPOConfig, env: Any = None) -> dict[str, Any]:
     """The values of all settings that follow from the model and the environment."""
     if _fitted(config):
-        env_class = _kind(config, env)
+        parts = parts_of(creator_of(config.env) if env is None else env)
+        if len(parts) > 1:
+            # The longest replies, and the most steps, that any of them needs.
+            presets = [preset(config, part) for part in parts]
+            return {name: _largest([values[name] for values in presets]) for name in presets[0]}
+        env_class = _kind(config, parts[0])
         declared, overrides = _declared(config, env_class, "_training")
         base = EMBEDDED if config.embedded else SMALL
         for name in overrides:

@@ -146,15 +146,8 @@ def as_text(name: str, value: Any) -> Any:
 
 TEMPLATE = {
     *("conversation", "tools", "documents", "chat_template", "add_generation_prompt", "tokenize"),
-    *(
-        "continue_final_message",
-        "padding",
-        "truncation",
-        "max_length",
-        "return_tensors",
-        "return_dict",
-    ),
-    *("return_assistant_tokens_mask", "tokenizer_kwargs"),
+    *("continue_final_message", "padding", "truncation", "max_length", "return_tensors"),
+    *("return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"),
 }
 """Arguments of transformers' `apply_chat_template` itself; any other goes to the template."""
 

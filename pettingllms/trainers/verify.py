@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 import torch
 
-from pettingllms.policies.packing import Batch
 from pettingllms.rollout.trajectory import Trajectory, in_order
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.batch import PolicyBatch, policy_batches
@@ -109,7 +108,7 @@ class Verifier:
         used = [None if p.grad is None else p.grad.clone() for p in parameters]
         before_BT, noise = self._at_weights(policy, self._before[policy], batch)
         again = [p.grad for p in parameters]
-        self._write(policy, after)
+        self.policies.overwrite(policy, after)
         after_BT = self._logprobs(policy, batch)
         largest = max(
             float((after[name] - tensor).abs().max())
@@ -138,39 +137,31 @@ class Verifier:
         self, policy: str, state: dict[str, torch.Tensor], batch: PolicyBatch
     ) -> tuple[dict[Sample, torch.Tensor], float]:
         """Log-probabilities and gradient at these weights; how far the sampler's were from them."""
-        self._write(policy, state)
+        # Not `load_state`, which would hand the weights to the sampler.
+        self.policies.overwrite(policy, state)
         for parameter in self.policies.parameters(policy):
             parameter.grad = None
         self.trainer._backward(policy, batch, LossMeter(policy))
         logprobs = self._logprobs(policy, batch)
         return logprobs, _gap(logprobs)
 
-    @torch.no_grad()
-    def _write(self, policy: str, state: dict[str, torch.Tensor]) -> None:
-        # Not `load_state`, which would hand the weights to the sampler.
-        tensors = self.policies.base_of(policy).weights.tensors(policy)
-        for name, tensor in tensors.items():
-            tensor.copy_(state[name])
-
-    @torch.no_grad()
     def _logprobs(self, policy: str, own: PolicyBatch) -> dict[Sample, torch.Tensor]:
         """Sample -> log-probabilities of its tokens in the trainer's forward pass."""
-        config, logprobs = self.trainer.settings[policy], dict[Sample, torch.Tensor]()
-        for batch in self.policies.microbatches(policy, own.samples, config.tokens_per_batch):
-            logp_BT, _ = self.policies.logprobs(
-                policy, batch, temperature=self.trainer.config.temperature
-            )
-            for sample, logp_T in zip(batch.samples, logp_BT, strict=True):
-                logprobs[sample] = logp_T[: len(sample.token_ids)].float().cpu()
-        return logprobs
+        return self.policies.sample_logprobs(
+            policy,
+            own.samples,
+            self.trainer.settings[policy].tokens_per_batch,
+            temperature=self.trainer.config.temperature,
+        )
 
     def _endings(self, policy: str, groups: Sequence[Group], batch: PolicyBatch) -> Proof:
         """Whether the last token of completions that ended by themselves counts in the loss."""
         ends = self.policies.chat_for(policy).end_ids
         config = self.trainer.settings[policy]
         cut = self.policies.microbatches(policy, batch.samples, config.tokens_per_batch)
-        masked = [last for micro in cut for last in _last_masks(micro)]
-        ended = [sample.token_ids[-1] in ends for micro in cut for sample in micro.samples]
+        rows = [(micro, row, s.token_ids) for micro in cut for row, s in enumerate(micro.samples)]
+        masked = [bool(micro.mask_BT[row, len(ids) - 1]) for micro, row, ids in rows]
+        ended = [ids[-1] in ends for *_, ids in rows]
         lost = sum(1 for end, counts in zip(ended, masked, strict=True) if end and not counts)
         whole = [c.completion for group in groups for c in group.candidates]
         # A completion that was not cut has to end with such a token.
@@ -266,9 +257,3 @@ def cosine(one: Sequence[torch.Tensor | None], other: Sequence[torch.Tensor | No
         for side in (one, other)
     ]
     return product / (norms[0] * norms[1]) if min(norms) > 0 else 0.0
-
-
-def _last_masks(batch: Batch) -> list[bool]:
-    """Whether the last token of each completion counts."""
-    lengths = [len(sample.token_ids) for sample in batch.samples]
-    return [bool(batch.mask_BT[row, length - 1]) for row, length in enumerate(lengths)]

@@ -41,8 +41,8 @@ def application(library: Library) -> Starlette:
     """The ASGI application of a viewer."""
     # A handler that is not a coroutine runs on a thread: reading never stops other requests.
     routes = [
-        Route("/", _page, methods=["GET"]),
-        Route("/static/{path:path}", _asset, methods=["GET"]),
+        Route("/", lambda _: _asset(INDEX), methods=["GET"]),
+        Route("/static/{name:path}", lambda ask: _asset(ask.path_params["name"]), methods=["GET"]),
         *(
             Route(f"/api/{name}", _answering(library, answer), methods=["GET"])
             for name, answer in ANSWERS.items()
@@ -93,13 +93,8 @@ ANSWERS: dict[str, Callable[[Library, Request], Any]] = {
 """What can be asked, by the last part of its path."""
 
 
-def _page(_: Request) -> Response:
-    return Response(assets()[INDEX], media_type=TYPES["html"], headers=HEADERS)
-
-
-def _asset(request: Request) -> Response:
+def _asset(name: str) -> Response:
     # A look-up, not a path: there is nothing to leave.
-    name = request.path_params["path"]
     content = assets().get(name)
     if content is None:
         return Response("not found", 404, HEADERS, "text/plain")

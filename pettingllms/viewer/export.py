@@ -47,7 +47,8 @@ def exported(
         for label in (row["label"] for row in library.labels(source)["labels"])
         if source.kind == "eval" or steps is None or label in steps
     ]
-    _check_steps(steps, {label for _, label in wanted})
+    if missing := sorted({*(steps or ())} - {label for _, label in wanted}):
+        raise ConfigError(f"no run has step {missing[0]}; leave --steps out for all steps")
     blocks, places = dict[str, str](), dict[str, dict[str, str]]()
     lines = dict[str, dict[int, str]]()
     answers = {source.name: _answers(library, source) for source in sources}
@@ -66,12 +67,6 @@ def exported(
         "compared": _compared(library, [pair for pair in wanted if pair[0].kind == "eval"]),
     }
     return single_file({MAIN: _packed(main), **blocks})
-
-
-def _check_steps(steps: Collection[str] | None, found: Collection[str]) -> None:
-    missing = sorted(set(steps or ()) - set(found))
-    if missing:
-        raise ConfigError(f"no run has step {missing[0]}; leave --steps out for all steps")
 
 
 def _answers(library: Library, source: Source) -> dict[str, Any]:

@@ -24,6 +24,8 @@ HEAD = 64 << 10
 TAIL = 4096
 """Bytes before the end of the index by which a changed file is noticed."""
 _DECISIONS = b'"decisions": ['
+_NO_EPISODE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""What reading a line raises that is no episode."""
 
 
 class Entry(NamedTuple):
@@ -97,13 +99,7 @@ class EpisodeIndex:
                 self._lines += 1
                 try:
                     self._add(line)
-                except (
-                    ValueError,
-                    LookupError,
-                    TypeError,
-                    AttributeError,
-                    RecursionError,
-                ) as error:
+                except _NO_EPISODE as error:
                     self.broken[self._lines] = _reason(error)
                 self._upto += len(line)
                 self._tail = line[-TAIL:]

@@ -89,7 +89,12 @@ class raw_env(GameEnv):
         render_mode: str | None = None,
     ) -> None:
         self.game_name = game
-        spec = game_of(game)
+        games = registry()
+        if game not in games:
+            # Variants of one game would take up all places among the suggestions.
+            plain = [name for name in games if not name.endswith(("-raw", "-train"))]
+            raise UnknownNameError(f"TextArena has no game {game!r}; {did_you_mean(game, plain)}")
+        spec = games[game]
         self.prompt = arguments.one_of("prompt", prompt, get_args(Prompt))
         self._fresh = _made(game, spec, game_args or {})
         self._draws_from_numpy = _has_numpy(type(self._fresh).__module__)
@@ -386,18 +391,3 @@ def registry() -> Mapping[str, Any]:
         ) from error
     games: Mapping[str, Any] = ENV_REGISTRY
     return games
-
-
-def game_of(name: str) -> Any:
-    """Finds a game by its id: an `EnvSpec` of TextArena.
-
-    Raises:
-        UnknownNameError: there is none; the text names the nearest.
-        ConfigError: TextArena is not installed.
-    """
-    games = registry()
-    if name in games:
-        return games[name]
-    # Variants of one game would take up all places among the suggestions.
-    plain = [game for game in games if not game.endswith(("-raw", "-train"))]
-    raise UnknownNameError(f"TextArena has no game {name!r}; {did_you_mean(name, plain)}")

@@ -39,21 +39,9 @@ TAGS = (
 )
 PRIVATE = frozenset(
     {
-        "api_base",
-        "api_concurrency",
-        "api_key_file",
-        "api_timeout",
-        "device",
-        "output_dir",
-        "pools",
-        "push_to_hub",
-        "ray_address",
-        "report_to",
-        "require_isolation",
-        "sandbox",
-        "scoring_threads",
-        "worker_timeout",
-        "workers",
+        *("api_base", "api_concurrency", "api_key_file", "api_timeout", "device"),
+        *("output_dir", "pools", "push_to_hub", "ray_address", "report_to"),
+        *("require_isolation", "sandbox", "scoring_threads", "worker_timeout", "workers"),
     }
 )
 """Settings about the machine of the run, which nobody else has use for."""
@@ -92,7 +80,11 @@ def card_of(shared: SharedRun, to: str, prompts: Mapping[str, Mapping[str, str]]
     }
     policies = parse_policies(config.policies, shared.roles)
     roles = ", ".join(f"`{role}` by `{policy}`" for role, policy in policies.items())
-    folders = [f"- `{adapter.name}/`{_on(shared, adapter.name)}" for adapter in shared.adapters]
+    several = len(shared.bases) > 1
+    folders = [
+        f"- `{adapter.name}/`" + (f" on `{shared.base_of(adapter.name)}`" if several else "")
+        for adapter in shared.adapters
+    ]
     settings = public_settings(config)
     options = _options(shared)
     lines = [
@@ -131,11 +123,6 @@ def card_of(shared: SharedRun, to: str, prompts: Mapping[str, Mapping[str, str]]
     return "\n".join(lines)
 
 
-def _on(shared: SharedRun, policy: str) -> str:
-    """The words that name a policy's base model, if there are several; else none."""
-    return f" on `{shared.base_of(policy)}`" if len(shared.bases) > 1 else ""
-
-
 def base_name(config: ATGRPOConfig) -> str:
     """The name of the base model for people elsewhere: its id, or the name of its folder."""
     if config.embedded:
@@ -156,14 +143,12 @@ def public_settings(config: ATGRPOConfig) -> dict[str, Any]:
         public["model"] = shipped(config.model)
     if per_policy := config.policy_settings:
         public["policy_settings"] = {
-            name: _public_own(settings) for name, settings in per_policy.items()
+            policy: {
+                name: _last(value) if name == "model" else value for name, value in own.items()
+            }
+            for policy, own in per_policy.items()
         }
     return public
-
-
-def _public_own(own: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a policy, the path of its model by its last name."""
-    return {name: _last(value) if name == "model" else value for name, value in own.items()}
 
 
 def _last(part: str) -> str:

@@ -14,8 +14,9 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from pettingllms.assembly import make_env
 from pettingllms.contrib.sharing.card import CURVES, SharedRun, card_of, public_settings
 from pettingllms.data import reach
-from pettingllms.envs.aec import clone_env, observe_text
+from pettingllms.envs.aec import AnyEnv, clone_env, observe_text
 from pettingllms.envs.questions import role_prompts
+from pettingllms.envs.several import parts_of
 from pettingllms.errors import ConfigError, PettingLLMsError, RunFolderError
 from pettingllms.policies.roles import parse_policies
 from pettingllms.policies.sources import HUB, TEAM
@@ -147,14 +148,19 @@ def prompts_of(config: ResolvedConfig) -> dict[str, dict[str, str]]:
     Nothing where the environment cannot be made here any more.
     """
     try:
-        env = make_env(config, "test")
-        if asked := role_prompts(env):
-            return {role: prompt._asdict() for role, prompt in asked.items()}
-        env = clone_env(env)
-        env.reset(seed=0)
-        seen = [(role_of(agent), observe_text(env, agent)) for agent in env.possible_agents]
+        parts = parts_of(make_env(config, "test"))
+        # Of a role that several environments have, its prompt in the first.
+        return {role: text for part in reversed(parts) for role, text in _first(part).items()}
     except PettingLLMsError:
         return {}
+
+
+def _first(env: AnyEnv) -> dict[str, dict[str, str]]:
+    if asked := role_prompts(env):
+        return {role: prompt._asdict() for role, prompt in asked.items()}
+    env = clone_env(env)
+    env.reset(seed=0)
+    seen = [(role_of(agent), observe_text(env, agent)) for agent in env.possible_agents]
     return {role: {"example": text} for role, text in reversed(seen)}
 
 

@@ -175,19 +175,16 @@ def perform(pool: supervisor.ProcessPool, request: RunRequest) -> Iterator[Finis
 def _open_run(request: RunRequest, program: int, case: int) -> process.Run:
     start = request.bounds.output_start
     call = request.calls[case]
-    _refresh(request.stdin_fds[case])
+    stdin = request.stdin_fds[case]
+    # What a program can do to an input that the next one reads: mode, times and flags.
+    os.fchmod(stdin, 0o600)
+    os.utime(stdin)
+    fcntl.fcntl(stdin, fcntl.F_SETFL, 0)
     return process.Run(
         request.programs[program],
         call,
-        request.stdin_fds[case],
+        stdin,
         _new_file("stdout", start),
         _new_file("stderr", start),
         _new_file("value", start) if call.size else -1,
     )
-
-
-def _refresh(fd: int) -> None:
-    """Undo what a program can do to an input that the next one reads: mode, times and flags."""
-    os.fchmod(fd, 0o600)
-    os.utime(fd)
-    fcntl.fcntl(fd, fcntl.F_SETFL, 0)

@@ -1,0 +1,211 @@
+"""Several environments in one training run: `--env a=coding,b=search*2`.
+
+Every environment has a name. Two thirds of the tasks above are those of `b`, by its weight; without
+weights, the shares are equal. `--env-args.a.max_turns 2` is an argument of `a`. Roles with the same name
+in two environments share a policy.
+
+A step draws the environment of each of its tasks from the seed and its number alone, and there plays the
+task that this environment would have at this place of the step in a run of its own.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from bisect import bisect
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from pettingzoo import AECEnv
+
+from pettingllms.errors import ConfigError
+
+AnyEnv = AECEnv[Any, Any, Any]
+FORM = "a=coding,b=search*2"
+_NAMED = re.compile(r"[^:/.=]*=|[^:/.=]*,")
+
+
+class Weighted(NamedTuple):
+    """One of several environments, as the settings have it."""
+
+    env: str
+    weight: float
+
+
+def entries_of(env: str) -> dict[str, Weighted]:
+    """Name -> entry of each of several environments; nothing for the name of one.
+
+    Raises:
+        ConfigError: not of the form `a=coding,b=search*2`.
+    """
+    if not _NAMED.match(env) or env.startswith("{"):
+        return {}
+    entries: dict[str, Weighted] = {}
+    for part in env.split(","):
+        name, equals, value = (word.strip() for word in part.partition("="))
+        source, star, weight = (word.strip() for word in value.partition("*"))
+        if not (equals and name.isidentifier() and source):
+            raise ConfigError(f"env: several environments have names, as in {FORM}, got {part!r}")
+        if name in entries:
+            raise ConfigError(f"env: two environments are called {name!r}; give each its own name")
+        if entries_of(source):
+            raise ConfigError(f"env: {name!r} must be one environment, got {source!r}")
+        entries[name] = Weighted(source, _weight(name, weight) if star else 1.0)
+    return entries
+
+
+def _weight(name: str, text: str) -> float:
+    try:
+        weight = float(text)
+    except ValueError:
+        weight = math.nan
+    if not 0 < weight < math.inf:
+        raise ConfigError(f"env: the weight of {name!r} must be a number above 0, got {text!r}")
+    return weight
+
+
+def text_of(entries: Mapping[str, Weighted]) -> str:
+    """The inverse of `entries_of`."""
+    return ",".join(
+        f"{name}={entry.env}" + f"*{entry.weight}".removesuffix(".0") * (entry.weight != 1)
+        for name, entry in entries.items()
+    )
+
+
+def environment_of(env: str, task: str) -> str:
+    """The environment that a training task is of, by its id; `env` itself where that is the only one."""
+    return task.partition(":")[0] if entries_of(env) else env
+
+
+def own_arguments(names: Sequence[str], arguments: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Name -> the arguments of this environment: `{"a.size": 6}` is the same as `{"a": {"size": 6}}`.
+
+    Raises:
+        ConfigError: an argument without the name of an environment.
+    """
+    own: dict[str, dict[str, Any]] = {name: {} for name in names}
+    for key, value in arguments.items():
+        name, _, argument = key.partition(".")
+        if name not in own or not (argument or isinstance(value, Mapping)):
+            raise ConfigError(
+                f"env_args: {key!r} is of no environment of {', '.join(names)}; say of which it is, as in "
+                f"--env-args.{names[0]}.{argument or name} {value}"
+            )
+        own[name].update({argument: value} if argument else value)
+    return own
+
+
+class Several:
+    """What makes several environments, each from its own maker.
+
+    Args:
+        entries: name -> environment and weight.
+        makers: name -> its maker.
+    """
+
+    def __init__(self, entries: Mapping[str, Weighted], makers: Mapping[str, Any]) -> None:
+        self.entries, self.parts = entries, makers
+
+    def __call__(self, **arguments: Any) -> SeveralEnvs:
+        """Makes them with arguments by name: `make("a=read,b=math", a={"split": "test"})`."""
+        own = own_arguments([*self.parts], arguments)
+        return self.made(lambda name: self.parts[name](**own[name]))
+
+    def made(self, make: Callable[[str], AnyEnv]) -> SeveralEnvs:
+        """The environments that `make` returns for the names."""
+        weights = {name: entry.weight for name, entry in self.entries.items()}
+        return SeveralEnvs({name: make(name) for name in self.entries}, weights)
+
+
+class SeveralEnvs(AECEnv[str, Any, Any]):
+    """Several environments as one, whose agents are those of all of them.
+
+    Tasks name the one that plays them in `Task.size`. As a PettingZoo environment it plays task
+    `seed` of its environment number `seed % n`.
+
+    Args:
+        parts: name -> environment.
+        weights: name -> share of the training tasks, up to a common factor.
+    """
+
+    reward_funcs: Sequence[Any] = ()
+    _playing: AnyEnv | None = None
+
+    def __init__(self, parts: Mapping[str, AnyEnv], weights: Mapping[str, float]) -> None:
+        self.parts, self.weights = parts, weights
+        self.drawn_sizes = parts
+        self.metadata = {"name": ",".join(f"{name}={part}" for name, part in parts.items())}
+        agents = (agent for part in parts.values() for agent in part.possible_agents)
+        self.possible_agents = list(dict.fromkeys(agents))
+        self._latest = -1
+
+    def drawn(self, step: int, count: int, seed: int) -> list[str]:
+        """The environments of a step's tasks, in a random order; each has its share, up to one task."""
+        rng, bounds = (
+            random.Random(f"{seed} environments {step}"),
+            [*accumulate(self.weights.values())],
+        )
+        names, offset = [*self.weights], rng.random()
+        # At equal distances from a random start, so that a step hardly ever lacks one of them.
+        places = (bounds[-1] * (number + offset) / count for number in range(count))
+        drawn = [names[bisect(bounds, place, hi=len(names) - 1)] for place in places]
+        rng.shuffle(drawn)
+        return drawn
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
+        """Starts a task of the environment that `seed` belongs to, or else of the next one."""
+        self._latest = self._latest + 1 if seed is None else seed
+        self._playing = [*self.parts.values()][self._latest % len(self.parts)]
+        self._playing.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> None:
+        """Steps the environment that plays."""
+        self._started().step(action)
+
+    def observe(self, agent: str) -> Any:
+        """What the environment that plays shows."""
+        return self._started().observe(agent)
+
+    def observation_space(self, agent: str) -> Any:
+        """Of the first environment that has this agent."""
+        return self._with(agent).observation_space(agent)
+
+    def action_space(self, agent: str) -> Any:
+        """Of the first environment that has this agent."""
+        return self._with(agent).action_space(agent)
+
+    def _started(self) -> AnyEnv:
+        if self._playing is None:
+            raise RuntimeError("call reset() first")
+        return self._playing
+
+    def _with(self, agent: str) -> AnyEnv:
+        return next(part for part in self.parts.values() if agent in part.possible_agents)
+
+    def __getattr__(self, name: str) -> Any:
+        # `agents`, `rewards`, and what else changes in an episode.
+        if self._playing is None or name.startswith("__"):
+            raise AttributeError(f"{name!r} does not exist before reset()")
+        return getattr(self._playing, name)
+
+
+def parts_of(env: Any) -> list[Any]:
+    """Several environments, or their makers, one by one; of one, itself."""
+    inner = getattr(env, "unwrapped", env)
+    return [*inner.parts.values()] if isinstance(inner, Several | SeveralEnvs) else [env]
+
+
+def longest(env: Any, counted: Callable[[Sequence[str]], int] = len) -> tuple[int | None, int]:
+    """Turns of an agent at the most, None where they are not known, and decisions of an episode.
+
+    Without a limit, the decisions are those of one turn; `counted` says how many of the agents count.
+    """
+    pairs: list[tuple[Any, int]] = [
+        (getattr(part.unwrapped, "max_turns", None), counted([*map(str, part.possible_agents)]))
+        for part in parts_of(env)
+    ]
+    if any(limit is None for limit, _ in pairs):
+        return None, max(count for _, count in pairs)
+    return max(limit for limit, _ in pairs), max(limit * count for limit, count in pairs)

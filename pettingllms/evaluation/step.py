@@ -1,0 +1,172 @@
+"""STeP: which replies of recorded episodes to imitate, in the dataset format of TRL's `SFTTrainer`.
+
+STeP, Chen et al. 2025, https://arxiv.org/abs/2505.20023, trains on episodes that succeed in spite of wrong steps, and
+masks those: they stay in the context and out of the loss. A reply is a sample of its own here, so a mask is a filter:
+a wrong reply is no sample, and later prompts show it as they did.
+
+`pettingllms-eval --teacher api:MODEL` plays such episodes on purpose: after a wrong reply of an agent, the teacher gives
+its next one, in the state that the wrong one led to, and play goes on from there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
+from pettingllms.evaluation.compare import folder_and_team
+from pettingllms.evaluation.config import EvalConfig
+from pettingllms.policies.roles import check_policy_name
+from pettingllms.rollout.engine import Routed
+from pettingllms.rollout.episode import Episode
+from pettingllms.rollout.pairs import read_episodes, said, write_folder
+from pettingllms.rollout.trajectory import Trajectory
+from pettingllms.samplers.base import Sampler, is_partner
+from pettingllms.types import Candidate
+
+CORRECTED = "corrected"
+"""Title of the team that a teacher corrects."""
+SEAT = "/teacher"
+"""Whose prompts a teacher reads: no role of an environment, or it would play that."""
+
+
+@dataclass
+class Tally:
+    """What is kept of a role, and why the rest is left out."""
+
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+    episodes: list[bool] = field(default_factory=list)
+    """Of each episode in which the role acted, whether a decision is kept."""
+
+    def __str__(self) -> str:
+        decisions = len(self.samples) + self.left_out.total()
+        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(self.left_out.items()))
+        return (
+            f"{len(self.samples)} of {decisions} decisions, from {sum(self.episodes)} of "
+            f"{len(self.episodes)} episodes{'; left out: ' if reasons else ''}{reasons}"
+        )
+
+
+def wrong(candidate: Candidate) -> str | None:
+    """What is wrong with a reply; None where it is one to imitate.
+
+    Rewards are differences of scores in the environments of this package: one below 0 says that the team's
+    state, or what its author answers for, was better before.
+    """
+    if candidate.info.get("parse_error") or candidate.completion.refused:
+        return "unreadable"
+    return "worse" if min(candidate.team_reward, candidate.local_reward) < 0 else None
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """Corrects a team: gives an agent's next reply after a wrong one; has the hooks of `Ensemble`."""
+
+    policy: str
+
+    @property
+    def seats(self) -> dict[str, str]:
+        """Its place beside those of the agents -> its policy."""
+        return {SEAT: self.policy}
+
+    def described(self) -> dict[str, Any]:
+        """Returns who corrects, as JSON has it."""
+        return {"teacher": self.policy}
+
+    def sampler(self, policies: Sampler) -> Sampler:
+        """Returns `policies`, which have the teacher among them."""
+        return policies
+
+    def route(self, episode: Episode, policy: str) -> Routed:
+        """Returns the teacher after a wrong reply of the agent's own policy, else that policy."""
+        own = [group for group in episode.groups if group.key.agent == episode.agent]
+        # The teacher has one try: an agent that it cannot help goes on by itself.
+        why = wrong(own[-1].chosen) if own and own[-1].policy != self.policy else None
+        return Routed(self.policy, {"corrects": why}) if why else Routed(policy)
+
+
+def teacher_of(options: EvalConfig) -> Teacher | None:
+    """The teacher that the settings name, if there is one.
+
+    Raises:
+        ConfigError: it is no model behind an API, or goes with other teams.
+    """
+    if options.teacher is None:
+        return None
+    if not is_partner(options.teacher):
+        raise ConfigError(f"teacher is a model behind an API, api:MODEL; got {options.teacher!r}")
+    check_policy_name(options.teacher)
+    for name in ("members", "swap"):
+        if getattr(options, name) is not None:
+            raise ConfigError(f"teacher corrects one team as it is; leave out --{name}")
+    return Teacher(options.teacher)
+
+
+def write_step(
+    source: str, out: Path, *, roles: Sequence[str] = (), keep_failed: bool = False
+) -> dict[str, Tally]:
+    """Writes `out/ROLE.jsonl`, a line for each reply to imitate, from the episodes of a run or an evaluation.
+
+    Args:
+        source: its folder, or FOLDER:TEAM for one team of an evaluation.
+        out: a folder that does not exist, written as a whole or not at all.
+        roles: only these; empty for all.
+        keep_failed: also take what is not wrong from episodes that ended without success.
+
+    Returns:
+        Role -> what was kept. A role of which nothing is kept has no file.
+
+    Raises:
+        ConfigError: `out` exists, the environment does not say which episodes succeed, nothing is left, or
+            there are several teams.
+        UnknownNameError: a role or a team that did not act.
+        RunFolderError: no episodes there, a damaged line, or `out` cannot be written.
+    """
+    if out.exists():
+        raise ConfigError(f"{out} exists; name a new folder")
+    folder, team = folder_and_team(source)
+    teams: dict[str, dict[str, Tally]] = defaultdict(dict)
+    for labels, episode in read_episodes(folder):
+        _add(episode, teams[str(labels.get("team", ""))], keep_failed)
+    if team and team not in teams:
+        raise UnknownNameError(
+            f"{folder} has no team {team!r}; {did_you_mean(team, filter(None, teams))}"
+        )
+    if not team and len(teams) > 1:
+        raise ConfigError(f"{source} has the teams {', '.join(teams)}; write {source}:TEAM")
+    tallies = teams[team or next(iter(teams), "")]
+    for role in roles:
+        if role not in tallies:
+            raise UnknownNameError(f"{source} has no role {role!r}; {did_you_mean(role, tallies)}")
+    chosen = {role: tally for role, tally in tallies.items() if not roles or role in roles}
+    # Quoted, because an environment may call its agents anything.
+    files = {f"{quote(role, safe=' ')}.jsonl": t.samples for role, t in chosen.items() if t.samples}
+    if not files:
+        why = "; ".join(f"{role}: {tally}" for role, tally in chosen.items()) or "no decisions"
+        raise ConfigError(f"nothing of {source} is left to imitate ({why})")
+    write_folder(out, files)
+    return chosen
+
+
+def _add(episode: Trajectory, tallies: dict[str, Tally], keep_failed: bool) -> None:
+    if episode.groups and episode.success is None and not keep_failed:
+        raise ConfigError(
+            "the environment does not say whether a task was solved (info `success`); keep all episodes "
+            "with --keep-failed"
+        )
+    failed = None if episode.success or keep_failed else "in failed episodes"
+    for role in dict.fromkeys(group.key.role for group in episode.groups):
+        tally = tallies.setdefault(role, Tally())
+        before = len(tally.samples)
+        for group in (group for group in episode.groups if group.key.role == role):
+            if reason := failed or wrong(group.chosen):
+                tally.left_out[reason] += 1
+            else:
+                reply = said("assistant", group.chosen.completion.text)
+                tally.samples.append({"prompt": said("user", group.prompt), "completion": reply})
+        tally.episodes.append(len(tally.samples) > before)

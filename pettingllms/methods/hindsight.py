@@ -1,0 +1,139 @@
+"""Turns are scored in hindsight: a reply is good if knowing the solution makes it more likely.
+
+The turn score of SWEET-RL (Zhou et al. 2025, https://arxiv.org/abs/2503.15478) with the policy itself in the place
+of the critic that they train.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from pettingllms.errors import ConfigError
+from pettingllms.policies.policy_set import PolicySet
+from pettingllms.trainers.at_grpo import AtGrpo, centered
+from pettingllms.trainers.config import ResolvedConfig
+from pettingllms.trainers.method import argument
+from pettingllms.types import Advantage, Candidate, Conversation, Group, Sample
+
+KNOWN = "What is known of the solution:\n{}\n\n"
+"""Comes before the prompt, with c."""
+
+
+class Hindsight(AtGrpo):
+    """A reply is worth how much more likely it is to someone who knows the solution.
+
+        s_k = mean_t (log pi(y_t | c, o, y_<t) - log pi(y_t | o, y_<t))
+        A_k = (1 - w) A + w (s_k - mean s) / (std s + epsilon)      among the replies to one prompt o
+
+    A is the advantage of AT-GRPO, whose settings also scale s. c is what the environment knows and the agent is
+    not told (`TextEnv._privileged`); pi is the policy before the update. Without c, or room for it, s is 0.
+
+    Args:
+        config: resolved settings of the run.
+        weight: w.
+    """
+
+    source = "arXiv 2503.15478"
+    needs = ("privileged",)
+    """Not `early_rewards`: the score tells replies apart where only the end of an episode is paid."""
+    weight: float = argument(0.5, at_least=0, at_most=1)
+
+    def __init__(self, config: ResolvedConfig, **arguments: object) -> None:
+        super().__init__(config, **arguments)
+        self._policies: PolicySet | None = None
+
+    def attach(self, env: Any, policies: PolicySet) -> None:
+        """Takes the policies, which score their own replies."""
+        del env
+        self._policies = policies
+
+    def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
+        """The advantage of AT-GRPO mixed with the score above its group's mean.
+
+        Raises:
+            ConfigError: no trainer has attached policies.
+            GroupError: a prompt has one candidate.
+        """
+        outcome, weight = super().advantages(groups), self.weight
+        if not weight:
+            return outcome
+        advantages = list[Advantage]()
+        candidates = [group for group in groups for _ in group.candidates]
+        scores = centered(
+            torch.tensor(self.scores(groups), dtype=torch.float64),
+            [tuple(getattr(group.key, field) for field in self.key) for group in candidates],
+            self.config.scale_rewards,
+            [group.policy for group in candidates],
+        )
+        for earned, scored in zip(outcome, scores.tolist(), strict=True):
+            assert isinstance(earned, float)
+            advantages.append((1 - weight) * earned + weight * scored)
+        return advantages
+
+    def scores(self, groups: Sequence[Group]) -> list[float]:
+        """Returns s of every candidate in order; 0 for all of a group that is not scored.
+
+        Raises:
+            ConfigError: no trainer has attached policies.
+        """
+        policies = self._policies
+        if policies is None:
+            raise ConfigError(
+                f"method {self.config.method} needs a trainer, which attaches policies"
+            )
+        asked: dict[str, dict[Sample, None]] = {}
+        rows: list[tuple[str, tuple[Sample, Sample] | None]] = []
+        for group in groups:
+            informed = _informed(group, policies)
+            for candidate in group.candidates:
+                # Both anew: what a sampler wrote down may be rounded otherwise, or of weights a step old.
+                pair = None
+                if informed is not None:
+                    pair = _read(informed, candidate), _read(group.prompt_ids, candidate)
+                    asked.setdefault(group.policy, {}).update(dict.fromkeys(pair))
+                rows.append((group.policy, pair))
+        says = {
+            policy: policies.sample_logprobs(
+                policy,
+                list(samples),
+                self.config.tokens_per_batch,
+                temperature=self.config.temperature,
+            )
+            for policy, samples in asked.items()
+        }
+
+        def per_token(policy: str, sample: Sample) -> float:
+            # The mean and not the sum: a reply must not be worth more, or less, for being long.
+            return says[policy][sample].double().mean().item()
+
+        return [
+            per_token(policy, pair[0]) - per_token(policy, pair[1]) if pair else 0.0
+            for policy, pair in rows
+        ]
+
+
+def _read(prompt_ids: tuple[int, ...], candidate: Candidate) -> Sample:
+    completion = candidate.completion
+    return Sample(prompt_ids, completion.token_ids, completion.logprobs, advantage=0.0)
+
+
+def _informed(group: Group, policies: PolicySet) -> tuple[int, ...] | None:
+    """The prompt behind c; None where there is no c, or a candidate does not fit into the context with it."""
+    if not group.privileged:
+        return None
+    # As the policy reads it, which is not always that of the role: some methods swap roles.
+    prompt_ids = policies.chat_for(group.policy).prompt_ids(_told(group))
+    longest = max(len(candidate.completion.token_ids) for candidate in group.candidates)
+    return prompt_ids if len(prompt_ids) + longest <= policies.contexts[group.policy] else None
+
+
+def _told(group: Group) -> str:
+    known, prompt = KNOWN.format(group.privileged), group.prompt
+    if not isinstance(prompt, Conversation):
+        return known + prompt
+    first, *rest = prompt.messages
+    told = {**first, "content": f"{known}{first['content']}"}
+    return Conversation.of([told, *rest], prompt.tools)

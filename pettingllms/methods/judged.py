@@ -1,0 +1,93 @@
+"""A judge that learns: replies are paid for the outcome and for verdicts, and verdicts for agreeing with both.
+
+RLAnything, 2026, https://arxiv.org/abs/2602.02488, and the authors' code. Its tasks that a model rewrites are
+not part of this; `--difficulty-pools` draws tasks by success.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from statistics import fmean, pstdev
+
+from pettingllms.envs.judged import JUDGE
+from pettingllms.rollout.shapes import RolloutShape
+from pettingllms.rollout.trajectory import Trajectory
+from pettingllms.trainers.at_grpo import EPSILON, SAME
+from pettingllms.trainers.method import EpisodeCredit, argument, repaid, solved
+from pettingllms.types import Advantage, Candidate, Group
+
+UNREADABLE = -2.0
+"""Reward of a verdict that cannot be read: the least that any can earn."""
+
+
+class LearnedJudge(EpisodeCredit):
+    """Replies are worth the outcome and what a judge says of them; for `--env judged:NAME`.
+
+        reply:    r   = R + mean_l v_l             v: 1 (right), -1 (wrong), 0 (cannot be read)
+        verdict:  r_l = (R + mean v) * v_l         -2 where it cannot be read
+        A = (r - mean r) / (std r + epsilon)       with the deviation of the population (1 / n)
+
+    R is the outcome of the episode, 1 for a success. A reply is compared with those of its agent in the same turn of the task's K
+    episodes, a verdict with the others on the same reply. A judge that does not learn gives one verdict on each reply.
+
+    Args:
+        config: resolved settings of the run.
+        verdicts: on each reply, of a judge that learns.
+    """
+
+    source = "arXiv 2602.02488"
+    needs = ("success", "judge")
+    shapes = ("verdicts",)
+    credits = "reward"
+    compares = "reward"
+    verdicts: int = argument(3, at_least=2, whole=True)
+
+    def shape(self) -> RolloutShape:
+        """K episodes with so many verdicts on each reply."""
+        return replace(super().shape(), width=self.verdicts)
+
+    def episode_credit(self, trajectory: Trajectory) -> Trajectory:
+        """The record with these rewards."""
+        solved(trajectory, self.config)  # raises where nothing says
+        # What verdicts say of the decision before them.
+        means = {
+            group.key.parent - 1: fmean(map(_verdict, group.candidates))
+            for group in trajectory.groups
+            if group.key.agent == JUDGE
+        }
+
+        def reward(group: Group, candidate: Candidate) -> float:
+            if group.key.agent != JUDGE:
+                # None where the judge's prompt had no room, which ended the episode.
+                return trajectory.outcome + means.get(group.key.parent, 0.0)
+            verdict = _verdict(candidate)
+            mean = means[group.key.parent - 1]
+            return (trajectory.outcome + mean) * verdict if verdict else UNREADABLE
+
+        return repaid(trajectory, reward)
+
+    def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
+        """The reward above the mean of those it is compared with, exactly 0 where all earned the same."""
+        compared = defaultdict[Hashable, list[float]](list)
+        for group in groups:
+            compared[_key(group)] += [candidate.reward for candidate in group.candidates]
+        scaled = self.config.scale_rewards != "none"
+        middle = {key: fmean(rewards) for key, rewards in compared.items()}
+        scale = {key: pstdev(of) + EPSILON if scaled else 1.0 for key, of in compared.items()}
+        silent = {key for key, of in compared.items() if max(of) - min(of) <= SAME}
+        return [
+            0.0 if (key := _key(g)) in silent else (c.reward - middle[key]) / scale[key]
+            for g in groups
+            for c in g.candidates
+        ]
+
+
+def _key(group: Group) -> Hashable:
+    key = group.key
+    return (key.task, key.agent, key.turn, key.episode if key.agent == JUDGE else None)
+
+
+def _verdict(candidate: Candidate) -> int:
+    return int(candidate.info["verdict"])

@@ -1,0 +1,236 @@
+"""A league: self-play against versions of oneself that earlier steps have left.
+
+Prioritized fictitious self-play of AlphaStar (Vinyals et al. 2019, https://doi.org/10.1038/s41586-019-1724-z,
+Methods), of whose league the main agent alone is here. Two of its numbers differ: a share of 0.5 against itself (there
+0.35), and a win rate that halves what it was at each new measurement.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import torch
+
+from pettingllms.errors import ConfigError, did_you_mean
+from pettingllms.methods.dr_mas import DrMas
+from pettingllms.policies.policy_set import PolicySet
+from pettingllms.policies.roles import is_own, own_names, trained_policies
+from pettingllms.rollout.trajectory import Trajectory
+from pettingllms.trainers.config import ResolvedConfig
+from pettingllms.trainers.method import Casting, Method, argument
+from pettingllms.trainers.per_policy import OF_THE_BASE, OF_THE_POLICY, own_settings
+from pettingllms.types import policy_of
+
+OPPONENTS = ("prioritized", "uniform", "latest")
+
+
+class Version(NamedTuple):
+    """What a policy was in an earlier step."""
+
+    weights: dict[str, torch.Tensor]
+    """A copy on the CPU."""
+    rate: float
+    """How often the learner wins against it, a draw counted as half a win."""
+
+
+class Table(NamedTuple):
+    """The policies of a run, the one that learns, and the one whose place its versions take."""
+
+    policies: PolicySet
+    learner: str
+    rival: str
+
+
+class Rivals(Method):
+    """A policy plays against what it was in earlier steps, which does not learn.
+
+        P(v) ~ (1 - w_v)^2,   w_v <- (w_v + wins in this step) / 2,   w_v = 1/2 at first
+
+    P is `prioritized`: versions that are beaten come rarely; `uniform` takes all alike, `latest` the newest.
+    The one that is drawn plays all episodes of a step, so that compared episodes have one opponent, and the
+    learner changes seats after each step. In a share of the steps, and in the first, it plays itself, and both seats
+    learn. Win rates are those of training, where replies are sampled.
+
+    For two policies of one model and shape, of which one is trained; the other is the seat of versions. Kept versions
+    are part of checkpoints, and are copied once more while a step is taken: `size` adapters, or full models.
+
+    Args:
+        config: resolved settings of the run.
+        opponents: `prioritized`, `uniform`, or `latest`.
+        every: steps after which a version is kept.
+        size: versions that are kept; the oldest gives way.
+        itself: chance of a step against itself.
+
+    Raises:
+        ConfigError: no such `opponents`; steps that are played before the one before them has ended.
+    """
+
+    source = "doi 10.1038/s41586-019-1724-z"
+    needs = ("opponents",)
+    opponents: str = argument("prioritized")
+    every: int = argument(5, at_least=1, whole=True)
+    size: int = argument(10, at_least=1, whole=True)
+    itself: float = argument(0.5, at_least=0, at_most=1)
+
+    def __init__(self, config: ResolvedConfig, **arguments: object) -> None:
+        super().__init__(config, **arguments)
+        if self.opponents not in OPPONENTS:
+            raise ConfigError(
+                f"method_args: unknown opponents {self.opponents!r}; "
+                f"{did_you_mean(self.opponents, OPPONENTS)}"
+            )
+        if config.max_staleness:
+            raise ConfigError(
+                f"method {config.method} with max_staleness: who plays a step follows from the games of the one "
+                "before, which is played at the same time; leave max_staleness out"
+            )
+        self.step = 0
+        """The next one."""
+        self.kept: dict[int, Version] = {}
+        """Step -> the learner as it played that step, oldest first."""
+        self.drawn: int | None = None
+        """The version that plays the next step; None: the learner plays itself."""
+        self._table: Table | None = None
+
+    def attach(self, env: Any, policies: PolicySet) -> None:
+        """Takes the policies, of which the one that is not trained becomes a copy of the learner.
+
+        Raises:
+            ConfigError: adapters of the two have different shapes.
+        """
+        super().attach(env, policies)
+        players = policies.roles_to_policies
+        trained = trained_policies(self.config.train_roles, players)
+        learner, rival = self._pair(players, trained)
+        policies.load_state(rival, policies.state(learner), version=0)
+        self._table = Table(policies, learner, rival)
+
+    def players(self, step: int, players: Mapping[str, str], trained: Sequence[str]) -> Casting:
+        """The learner and the version that was drawn, in seats that change with every step.
+
+        Raises:
+            ConfigError: not one policy that is trained and one that is not, of equal settings.
+        """
+        learner, rival = self._pair(players, trained)
+        seats = {learner: learner, rival: learner}
+        if self.drawn is not None:
+            seats[rival] = rival
+            if step % 2:
+                seats = {learner: rival, rival: learner}
+        # Policies that are neither, such as a model behind an API, stay where they are.
+        return Casting({role: seats.get(name, name) for role, name in players.items()}, (learner,))
+
+    def credit(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """The records with the learner's decisions alone; takes up who won, and draws the next opponent.
+
+        Raises:
+            ConfigError: a team that shares its rewards; no trainer has attached policies.
+        """
+        if self._table is None:
+            raise ConfigError(
+                f"method {self.config.method} needs a trainer, which attaches policies"
+            )
+        if any(trajectory.cooperative for trajectory in trajectories):
+            raise ConfigError(
+                f"method {self.config.method} plays against itself, and agents of {self.config.env} share rewards"
+            )
+        policies, learner, rival = self._table
+        if self.drawn is not None and trajectories:
+            seats = self.players(self.step, policies.roles_to_policies, (learner,)).players
+            version = self.kept[self.drawn]
+            won = fmean(won_by(learner, t, seats) for t in trajectories)
+            self.kept[self.drawn] = version._replace(rate=(version.rate + won) / 2)
+        if self.step % self.every == 0:
+            # Before the update: these weights played the step that they are named after.
+            self.kept[self.step] = Version(policies.state(learner), rate=0.5)
+            while len(self.kept) > self.size:
+                del self.kept[min(self.kept)]
+        self.step += 1
+        self.drawn = self._draw()
+        self._seat()
+        return [
+            replace(t, groups=tuple(g for g in t.groups if g.policy != rival)) for t in trajectories
+        ]
+
+    def chances(self) -> dict[int, float]:
+        """Kept version -> its weight in the draw of an opponent, P without its divisor."""
+        if self.opponents == "latest":
+            return {max(self.kept): 1.0}
+        hard = {step: (1 - version.rate) ** 2 for step, version in self.kept.items()}
+        if self.opponents == "prioritized" and any(hard.values()):
+            return hard
+        # Also where all are always beaten.
+        return dict.fromkeys(self.kept, 1.0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The versions, who was drawn, and what the joined method learned; empty before the first step."""
+        if not self.step:
+            return super().state_dict()
+        kept = {step: {"weights": v.weights, "rate": v.rate} for step, v in self.kept.items()}
+        mine = {"step": self.step, "drawn": self.drawn, "kept": kept}
+        return {**super().state_dict(), "rivals": mine}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues with the versions of an earlier step, of which the drawn one takes its seat again."""
+        mine = state.get("rivals", {"step": 0, "drawn": None, "kept": {}})
+        super().load_state_dict({name: value for name, value in state.items() if name != "rivals"})
+        self.step, self.drawn = mine["step"], mine["drawn"]
+        self.kept = {step: Version(**version) for step, version in mine["kept"].items()}
+        self._seat()
+
+    def _pair(self, players: Mapping[str, str], trained: Sequence[str]) -> tuple[str, str]:
+        """The policy that learns, and the one whose place its versions take."""
+        config = self.config
+        rivals = [name for name in own_names(players) if is_own(name) and name not in trained]
+        if len(trained) != 1 or len(rivals) != 1:
+            raise ConfigError(
+                f"method {config.method} is for one policy that is trained and one whose place its earlier versions "
+                f"take, got {', '.join(trained)} and {', '.join(rivals) or 'none'}; for a game with the roles first "
+                "and second: --policies first=player,second=rival --train-roles first"
+            )
+        one, other = (own_settings(config, name) for name in (*trained, *rivals))
+        for name in (*OF_THE_BASE, *OF_THE_POLICY):
+            if getattr(one, name) != getattr(other, name):
+                raise ConfigError(
+                    f"method {config.method}: {rivals[0]} plays earlier versions of {trained[0]}; give both the same "
+                    f"{name}"
+                )
+        return trained[0], rivals[0]
+
+    def _draw(self) -> int | None:
+        generator = random.Random(f"{self.config.seed} rivals {self.step}")
+        if not self.kept or generator.random() < self.itself:
+            return None
+        chances = self.chances()
+        return generator.choices(list(chances), list(chances.values()))[0]
+
+    def _seat(self) -> None:
+        if self._table is not None and self.drawn is not None:
+            policies, _, rival = self._table
+            policies.load_state(rival, self.kept[self.drawn].weights, version=self.drawn)
+
+
+class League(Rivals, DrMas):
+    """A policy plays against earlier versions of itself, the more often the less it wins against them.
+
+    For games of two policies in which each agent has a return of its own.
+    """
+
+
+def won_by(learner: str, trajectory: Trajectory, seats: Mapping[str, str]) -> float:
+    """1 if the learner's agents earned more than the others, 1/2 for as much, else 0.
+
+    Args:
+        learner: a policy.
+        trajectory: an episode.
+        seats: role, or agent, -> policy.
+    """
+    lead = 0.0
+    # By the seats and not by the decisions: a game may end before one side has moved.
+    for agent, value in trajectory.returns.items():
+        lead += value if policy_of(agent, seats) == learner else -value
+    return 0.5 if lead == 0 else float(lead > 0)

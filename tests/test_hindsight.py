@@ -1,0 +1,377 @@
+"""`hindsight`: a reply is worth what knowing the solution adds to its likelihood, and no agent is shown that."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from pettingzoo.utils.wrappers import BaseWrapper
+from transformers import AutoModelForCausalLM
+
+from pettingllms.envs import ENVIRONMENTS, make
+from pettingllms.envs.base import TextEnv, next_agent
+from pettingllms.envs.check import view
+from pettingllms.errors import ConfigError
+from pettingllms.policies.loading import load_policies
+from pettingllms.rollout.trajectory import Trajectory
+from pettingllms.runs import checkpoints
+from pettingllms.session import plan_run
+from pettingllms.trainers.at_grpo import ATGRPO
+from pettingllms.trainers.config import ATGRPOConfig
+from pettingllms.types import Conversation, Group, Sample
+from tests import letters_env
+from tests.test_checkpoints import CONFIG as SMALL
+from tests.test_checkpoints import assert_same, new_folder, weights
+from tests.test_estimators_golden import decision, made
+from tests.tiny_lm import save_tiny
+
+torch.set_num_threads(1)
+SECRET = "zebra umbrella"
+"""Words that nothing else says."""
+
+
+class Told(letters_env.raw_env):
+    """Letters, of which only the writer has something to learn."""
+
+    def _privileged(self, state: tuple[str, ...], agent: str) -> str:
+        return f"{SECRET} {state[0]}" if agent == "writer_0" else ""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("model"))
+
+
+def trainer_of(model: Path, weight: float = 1.0, **settings: Any) -> ATGRPO:
+    config = dataclasses.replace(
+        SMALL, method="hindsight", method_args={"weight": weight}, **settings
+    )
+    policies = load_policies(model, {"writer": "writer", "reader": "reader"}, lora_r=4)
+    return ATGRPO(config, Told(max_turns=2), policies)
+
+
+def groups_of(trainer: ATGRPO) -> list[Group]:
+    trajectories, _ = trainer.train_step()
+    return [group for trajectory in trajectories for group in trajectory.groups]
+
+
+def scored(values: Sequence[float]) -> Any:
+    """What they are above their mean, in deviations."""
+    tensor = torch.tensor(values)
+    return pytest.approx(((tensor - tensor.mean()) / (tensor.std() + 1e-4)).tolist(), abs=1e-3)
+
+
+# What a reply is worth.
+
+
+def test_a_reply_is_worth_what_knowing_the_solution_adds_to_its_mean_likelihood(
+    model: Path,
+) -> None:
+    # New adapters change nothing: the policy is the base model.
+    trainer = trainer_of(model, temperature=0.7)
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+
+    def likelihood(prompt_ids: Sequence[int], answer: Sequence[int]) -> float:
+        with torch.no_grad():
+            logits = base(torch.tensor([[*prompt_ids, *answer]])).logits[0]
+        logp = (logits[len(prompt_ids) - 1 : -1] / 0.7).log_softmax(-1)
+        return float(logp.gather(1, torch.tensor(answer)[:, None]).mean())
+
+    compared = 0
+    for group in groups_of(trainer):
+        values = [candidate.advantage for candidate in group.candidates]
+        if group.key.role == "reader":
+            assert not any(values), "nobody can tell the reader anything"
+            continue
+        known = f"What is known of the solution:\n{group.privileged}\n\n{group.prompt}"
+        informed = trainer.policies.prompt_ids("writer", known)
+        answers = [candidate.completion.token_ids for candidate in group.candidates]
+        differences = [
+            likelihood(informed, answer) - likelihood(group.prompt_ids, answer)
+            for answer in answers
+        ]
+        assert values == scored(differences)
+        compared += any(values)
+    assert compared
+
+
+class Table:
+    """Policies that say of a completion what a table says, behind each prompt."""
+
+    contexts = {"p": 100}  # noqa: RUF012
+
+    def __init__(self, logprobs: dict[tuple[bool, tuple[int, ...]], list[float]]) -> None:
+        self.logprobs = logprobs
+        self.read: list[str] = []
+
+    def chat_for(self, policy: str) -> Any:
+        assert policy == "p"
+        return SimpleNamespace(prompt_ids=self.ids)
+
+    def ids(self, text: str) -> tuple[int, int]:
+        self.read.append(text)
+        return 9, 9
+
+    def sample_logprobs(self, policy: str, samples: list[Sample], *_: Any, **__: Any) -> Any:
+        assert policy == "p"
+        return {
+            one: torch.tensor(self.logprobs[one.prompt_ids == (9, 9), one.token_ids])
+            for one in samples
+        }
+
+
+def group_of(answers: Sequence[tuple[int, ...]], **changes: Any) -> Group:
+    group = decision(*(0.0 for _ in answers))
+    candidates = tuple(
+        dataclasses.replace(
+            candidate,
+            completion=dataclasses.replace(
+                candidate.completion, token_ids=answer, logprobs=(-9.0,) * len(answer)
+            ),
+        )
+        for candidate, answer in zip(group.candidates, answers, strict=True)
+    )
+    return dataclasses.replace(group, candidates=candidates, **{"privileged": "42", **changes})
+
+
+TABLE = {
+    (True, (1, 2)): [-0.2, -0.4],
+    (False, (1, 2)): [-0.5, -0.5],
+    (True, (3,)): [-1.0],
+    (False, (3,)): [-0.8],
+    (True, (4, 5, 6)): [-0.9, -0.7, -0.5],
+    (False, (4, 5, 6)): [-0.6, -0.4, -0.5],
+}
+"""Turns of SWEET-RL's golden table, with the critic and the reference."""
+
+
+def test_scores_are_those_of_the_table_and_do_not_grow_with_length() -> None:
+    method = made("hindsight", num_generations=3, method_args={"weight": 1.0})
+    method.attach(None, Table(TABLE))
+    group = group_of([(1, 2), (3,), (4, 5, 6)])
+    assert method.scores([group]) == pytest.approx([0.2, -0.2, -0.2])
+    assert method.advantages([group]) == scored([0.2, -0.2, -0.2])
+    assert method.scores([dataclasses.replace(group, privileged="")]) == [0.0] * 3
+
+
+def test_scores_are_scaled_as_rewards_are() -> None:
+    settings = {"num_generations": 2, "scale_rewards": "none"}
+    method = made("hindsight", method_args={"weight": 1.0}, **settings)
+    method.attach(None, Table(TABLE))
+    assert method.advantages([group_of([(1, 2), (3,)])]) == pytest.approx([0.2, -0.2])
+
+
+def test_the_weight_mixes_both_advantages(model: Path) -> None:
+    runs = [groups_of(trainer_of(model, weight)) for weight in (0.0, 0.25, 1.0)]
+    plain = ATGRPO(SMALL, letters_env.env(max_turns=2), trainer_of(model).policies)
+    mixed = 0
+    for untold, *groups in zip(groups_of(plain), *runs, strict=True):
+        of_plain = [one.advantage for one in untold.candidates]
+        earned, both, known = ([one.advantage for one in g.candidates] for g in groups)
+        assert earned == of_plain
+        expected = [0.75 * a + 0.25 * b for a, b in zip(earned, known, strict=True)]
+        assert both == pytest.approx(expected)
+        mixed += any(known) and any(earned)
+    assert mixed
+
+
+def test_a_group_of_which_one_reply_has_no_room_behind_the_solution_is_not_scored() -> None:
+    method = made("hindsight", num_generations=3, method_args={"weight": 1.0})
+    table = Table(TABLE)
+    method.attach(None, table)
+    group = group_of([(1, 2), (3,), (4, 5, 6)])
+    table.contexts = {"p": 5}
+    assert any(method.scores([group]))
+    table.contexts = {"p": 4}
+    assert method.scores([group]) == [0.0] * 3
+
+
+def test_the_solution_comes_before_the_first_message_of_a_conversation() -> None:
+    method, table = made("hindsight", num_generations=2), Table(TABLE)
+    method.attach(None, table)
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
+    tools = [{"type": "function", "function": {"name": "find"}}]
+    method.scores([group_of([(1, 2), (3,)], prompt=Conversation.of(messages, tools))])
+    [read] = table.read
+    assert isinstance(read, Conversation)
+    solution = "What is known of the solution:\n42\n\n"
+    assert read.messages == [{"role": "system", "content": f"{solution}s"}, messages[1]]
+    assert read.tools == tools
+
+
+def test_without_a_trainer_it_says_so() -> None:
+    with pytest.raises(ConfigError, match="needs a trainer"):
+        made("hindsight", num_generations=2).advantages([group_of([(1, 2), (3,)])])
+
+
+def test_a_resumed_run_is_the_uninterrupted_one(model: Path, tmp_path: Path) -> None:
+    trainer, twin = trainer_of(model, 0.5), trainer_of(model, 0.5)
+    with new_folder(tmp_path / "run") as folder:
+        trainer.train_step()
+        checkpoints.save(folder, trainer)
+        checkpoints.resume(folder, twin)
+    for learner in (trainer, twin):
+        learner.train_step()
+    assert_same(weights(twin), weights(trainer))
+
+
+# Who is told.
+
+REPLIES = (
+    "Karl lives in Cairo",
+    r"\boxed{69}",
+    "```python\nprint(1)\n```",
+    "input:\n```\n1\n```\noutput:\n```\n1\n```",
+    "<search>crab</search>",
+    "<answer>crab14</answer>",
+    "yes",
+)
+ENVS: dict[str, tuple[str, dict[str, Any]]] = {
+    "read": ("read", {}),
+    "math": ("math", {"judge": True}),
+    "math compact": ("math", {"prompt": "compact"}),
+    "coding": ("coding", {}),
+    "coding alone": ("coding", {"agents": "single", "prompt": "small"}),
+    "debugging": ("debugging", {}),
+    "search": ("search", {}),
+    "search nested": ("search", {"topology": "nested"}),
+    "search with tools": ("search", {"topology": "single", "tools": True}),
+}
+
+
+def knows(env: Any) -> bool:
+    return isinstance(env, TextEnv) and type(env)._privileged is not TextEnv._privileged
+
+
+def test_every_environment_with_privileged_information_is_tested() -> None:
+    known = {name for name in ENVIRONMENTS.own if knows(make(name))}
+    assert (
+        known
+        == {"read", "math", "coding", "search"}
+        == {e for e, _ in ENVS.values()} - {"debugging"}
+    )
+
+
+def moments(env: TextEnv) -> Iterator[dict[str, Any]]:
+    """All that two episodes show, with readable replies and others."""
+    for seed in range(2):
+        env.reset(seed=seed)
+        for turn in range(12):
+            yield {**view(env), **{agent: env.text_for(agent) for agent in env.possible_agents}}
+            if next_agent(env) is None:
+                break
+            env.step(REPLIES[(turn + seed) % len(REPLIES)])
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_no_observation_depends_on_what_agents_are_not_told(name: str) -> None:
+    path, arguments = ENVS[name]
+    env = make(path, **arguments)
+    as_it_is = list(moments(env))
+    with mock.patch.object(type(env), "_privileged", return_value=SECRET) as asked:
+        changed = list(moments(env))
+    assert changed == as_it_is
+    assert not asked.called, "what is shown was made with it"
+    assert SECRET not in str(changed)
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_it_follows_from_the_task_alone_also_in_copies(name: str) -> None:
+    path, arguments = ENVS[name]
+    env, other = make(path, **arguments), make(path, **arguments)
+    env.reset(seed=3)
+    other.reset(seed=4)
+
+    def told(env: TextEnv) -> dict[str, str]:
+        return {agent: env.privileged_for(agent) for agent in env.possible_agents}
+
+    first = told(env)
+    assert all(first.values())
+    assert told(other) != first
+    other.restore(pickle.loads(pickle.dumps(env.snapshot())))
+    env.step("whatever")
+    assert told(other) == told(env) == told(env.clone()) == first
+
+
+@pytest.mark.parametrize(
+    ("name", "replies"),
+    [
+        ("read", ["{finder_0}", "{answerer_0}"]),
+        ("math", ["no program", r"\boxed{{{reasoner_0}}}"]),
+        ("coding", ["```python\n{coder_0}\n```"]),
+        ("search", ["yes", "<answer>{answerer_0}</answer>"]),
+    ],
+)
+def test_whoever_is_told_can_solve_the_task(name: str, replies: list[str]) -> None:
+    env = make(name)
+    env.reset(seed=3)
+    told = {agent: env.privileged_for(agent) for agent in env.possible_agents}
+    for reply in replies:
+        env.step(reply.format(**told))
+    assert env.infos[env.possible_agents[0]]["success"]
+
+
+def test_a_task_that_nobody_knows_the_solution_of_tells_nothing() -> None:
+    for name in ("math", "coding", "search"):
+        env = make(name)
+        env.reset(seed=0, options={"question": "Who knows?"})
+        assert {env.privileged_for(agent) for agent in env.possible_agents} == {""}
+
+
+def test_published_problems_without_a_program_tell_of_their_first_tests(tmp_path: Path) -> None:
+    tests = [{"input": f"{n}\n", "output": f"{n + 1}\n"} for n in range(9)]
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"question": "Add one.", "tests": tests}) + "\n")
+    env = make("coding", dataset=str(rows))
+    env.reset(seed=0)
+    assert env.privileged_for("tester_0") == "0\n\n1\n\n1\n\n2\n\n2\n\n3"
+
+
+def test_neither_prompts_nor_records_hold_it(model: Path) -> None:
+    trainer = trainer_of(model, 0.5)
+    asked = mock.patch.object(
+        trainer.policies, "sample", side_effect=trainer.policies.sample, autospec=True
+    )
+    with asked as sample:
+        trajectories, _ = trainer.train_step()
+    for trajectory in trajectories:
+        assert SECRET not in json.dumps(trajectory.row())
+        told = [group.privileged for group in trajectory.groups]
+        assert any(told)
+        assert [group.privileged for group in pickle.loads(pickle.dumps(trajectory)).groups] == told
+        assert not any(g.privileged for g in Trajectory.from_row(trajectory.row()).groups)
+    chat = trainer.policies.chat
+    requests = [request for call in sample.call_args_list for request in call.args[0]]
+    assert requests
+    assert not any(SECRET in chat.decode(request.prompt_ids) for request in requests)
+
+
+class Wrapped(BaseWrapper[Any, Any, Any]):
+    """Any wrapper of PettingZoo's."""
+
+
+def test_an_environment_in_a_wrapper_of_pettingzoos_tells_as_well(model: Path) -> None:
+    config = dataclasses.replace(SMALL, method="hindsight")
+    policies = trainer_of(model).policies
+    trainer = ATGRPO(config, Wrapped(Told(max_turns=2)), policies)
+    assert any(SECRET in group.privileged for group in groups_of(trainer))
+
+
+@pytest.mark.parametrize("env", ["plan_path", "tests.letters_env:env", "tests.tic_tac_toe_env:env"])
+def test_where_no_solution_is_known_it_is_refused_before_a_model_is_loaded(env: str) -> None:
+    said = r"tells of none \(coding, math, read, and search do.*use one of .*dr_mas"
+    with pytest.raises(ConfigError, match=said):
+        plan_run(ATGRPOConfig(method="hindsight", env=env, policies="shared"))
+
+
+def test_it_is_taken_where_the_solution_is_known() -> None:
+    for name in ("read", "math", "coding", "search"):
+        assert plan_run(ATGRPOConfig(method="hindsight", env=name)).config.method == "hindsight"
