@@ -21,11 +21,9 @@ is that the team's final answer, the judge's or else the last reasoner's, equals
 
 # Rewards
 
-`reward = alpha * team + local`, both in `infos`. Both are *differences of scores* (`pettingllms.envs.team_env`): the team's
-score less what it was before the reply, and the reply's own score less that of its author's previous reply. The
-return of an episode therefore holds the team's last score once and each agent's last score once: a team
-that has the answer and does not agree earns no more than one that agrees at once. The team is paid for the final
-answer by the reply that gives it; a tool's reply does not move it, whatever the tool proposes.
+`reward = alpha * team + local`, both in `infos`. Both are *differences of scores* (`pettingllms.envs.team_env`), so that
+a team that has the answer and does not agree earns no more than one that agrees at once. The team is paid for the
+final answer by the reply that gives it, whatever a tool proposes.
 
 | scheme | score of the team | score of a reasoner's or judge's reply | score of a tool's reply |
 |---|---|---|---|
@@ -43,16 +41,7 @@ and judge, about the last program of this turn that they were shown: `tool_right
 the agent gives its answer), `follows_wrong`; `follows_right` over `tool_right` is how often the tool is
 trusted when it should be.
 
-# Arguments
-
-`dataset`: `None` for the seeded word problems of `pettingllms.data.arithmetic` (with `depth` and
-`largest`), `"reasoning_gym:NAME"`, or a data set's name, hub id or path (`pettingllms.data.math`).
-`reasoners`, `tools`, `judge`: the team. `topology`: `"mesh"` (all see all), `"star"` (the judge sees
-all, others themselves) or `"chain"` (each sees the one before it). `agents="single"`:
-one `solver_0` instead of a team, who may write a program, `\boxed{...}` or both in each reply, and is done when the two agree or it repeats its answer.
-`peers`: a file of recorded replies, for a judge that learns to use frozen members
-(`pettingllms.envs.recorded_peers`).
-`split`, `rewards`, `alpha`, `max_turns` (alias `max_cycles`), `prompt` and `sandbox` are as in `coding_v0`.
+# Other calls
 
 `reset(options={"question": text})` plays a problem without a reference, for which nothing is paid; `answer()` is the
 team's answer.
@@ -126,20 +115,22 @@ class MathState:
 
 
 class raw_env(TeamEnv):
-    """The math environment; the module's docstring is its manual.
+    r"""The math environment; the module's docstring is its manual.
 
     Args:
-        dataset: None for generated word problems, "reasoning_gym:NAME", or a data set's name, hub
-            id or path, or its rows.
+        dataset: None for generated word problems (`pettingllms.data.arithmetic`), "reasoning_gym:NAME", or
+            a data set's name, hub id or path (`pettingllms.data.math`), or its rows.
         depth: fewest and most steps of a generated problem.
         largest: largest number of a generated problem.
-        agents: "team", or "single" for one `solver_0`.
+        agents: "team", or "single" for one `solver_0`, who may write a program, `\boxed{...}` or both in
+            each reply, and is done when the two agree or it repeats its answer.
         reasoners: members of the team that work in words.
         tools: members of the team that write programs.
         judge: whether the team has a judge.
-        topology: who sees whom: "mesh", "star" or "chain".
+        topology: "mesh" (all see all), "star" (the judge sees all, others themselves), or "chain" (each
+            sees the one before it).
         peers: a file of recorded replies (`pettingllms-data peers`): the judge alone acts, after one
-            recorded reply of every other member.
+            recorded reply of every other member, and learns to use them.
         kwargs: as in `TeamEnv`.
 
     Raises:

@@ -157,6 +157,7 @@ class SeveralEnvs(AECEnv[str, Any, Any]):
         Raises:
             ConfigError: always.
         """
+        del seed, options
         raise ConfigError(f"{self} are several environments; play one of them, such as the first")
 
 

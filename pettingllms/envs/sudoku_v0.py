@@ -39,16 +39,6 @@ Progress is (right - wrong) / blanks: numbers written, held against the only sol
 empty cells of the puzzle as dealt. `infos[agent]` adds `answer_solves`, `illegal`, `right`,
 `wrong`, `blanks`, `clues` (a count), `difficulty` and, from a data set, `id`.
 
-# Arguments
-
-`size`: 4 (default), 6, 9 or 16. `clues`: (fewest, most); by default as in
-`pettingllms.data.sudoku.CLUES`. `difficulty`: "naked", "singles", "more" or "search", what a
-solver needs (`pettingllms.data.sudoku_solver`); None for any. Every 4x4 puzzle is "naked".
-`dataset`, instead of these three: one puzzle of 16, 36, 81 or 256 characters, `sudoku_extreme`, or a CSV file or
-folder (`pettingllms.data.sudoku`), of which the split is played. `agents`, `tool`, `refused`, `rewards`,
-`prompt`, `sandbox` (`pettingllms.envs.boards.BoardEnv`), `split`, `alpha`, `max_turns` (alias
-`max_cycles`), `render_mode`.
-
 # Version History
 
 * v0: first version (0.2.0)
@@ -241,10 +231,11 @@ class raw_env(BoardEnv):
 
     Args:
         size: rows of the grid: 4 (default), 6, 9 or 16.
-        clues: fewest and most numbers given; None for the size's default.
-        difficulty: the technique that a solver needs: "naked", "singles", "more" or "search"; None for any.
-        dataset: in place of these three, a puzzle, a file or folder of puzzles, or a named set, of
-            which the split is played.
+        clues: fewest and most numbers given; None for the size's default (`pettingllms.data.sudoku.CLUES`).
+        difficulty: the technique that a solver needs: "naked", "singles", "more" or "search"
+            (`pettingllms.data.sudoku_solver`); None for any. Every 4x4 puzzle is "naked".
+        dataset: in place of these three, one puzzle of 16, 36, 81 or 256 characters, `sudoku_extreme`, or a
+            CSV file or folder (`pettingllms.data.sudoku`), of which the split is played.
         kwargs: as in `BoardEnv`.
 
     Raises:
