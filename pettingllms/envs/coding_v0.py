@@ -262,10 +262,6 @@ class raw_env(TeamEnv):
         tests = (f"{test.input}\n{test.output}".strip() for test in state.task.tests[:3])
         return state.task.reference or "\n\n".join(tests)
 
-    def _act(self, state: State, agent: str, text: str) -> Outcome:
-        (outcome,) = self._act_all(state, agent, [text])
-        return outcome
-
     def _act_all(self, state: State, agent: str, texts: Sequence[str]) -> list[Outcome]:
         if agent == "coder_0":
             return self._code_all(state, texts)

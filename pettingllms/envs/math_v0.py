@@ -202,7 +202,7 @@ class raw_env(TeamEnv):
         small = self.prompt == "small"
         replies = {a: parse_reply(role_of(a), text, small=small) for a, text in drawn.items()}
         read = {a: r for a, r in replies.items() if isinstance(r, Reply)}
-        ran = self._run(list(dict.fromkeys(r.program for r in read.values() if r.program)))
+        ran = self._ran((r.program for r in read.values() if r.program), Case())
         messages = tuple(self._message(state, 0, a, reply, ran) for a, reply in read.items())
         return replace(state, messages=messages)
 
@@ -228,16 +228,9 @@ class raw_env(TeamEnv):
     def _act_all(self, state: MathState, agent: str, texts: Sequence[str]) -> list[Outcome]:
         small = self.prompt == "small"
         replies = [parse_reply(role_of(agent), text, small=small) for text in texts]
-        programs = [r.program for r in replies if isinstance(r, Reply) and r.program is not None]
-        ran = self._run(list(dict.fromkeys(programs)))
+        programs = (r.program for r in replies if isinstance(r, Reply) and r.program is not None)
+        ran = self._ran(programs, Case())
         return [self._judge(state, agent, reply, ran) for reply in replies]
-
-    def _run(self, programs: list[str]) -> dict[str, RunResult]:
-        """Runs all programs in one request, each in a process of its own: a model wrote them all."""
-        if not programs:
-            return {}
-        rows = self.sandbox.run(programs, [Case()], limits=self.limits)
-        return {program: row[0] for program, row in zip(programs, rows, strict=True)}
 
     def _judge(
         self, state: MathState, agent: str, reply: Reply | ParseError, ran: Mapping[str, RunResult]
