@@ -95,10 +95,6 @@ from pettingllms.types import role_of
 TOPOLOGIES = ("mesh", "star", "chain")
 MOST_AGENTS = 7
 
-Topology = Mapping[str, frozenset[str]]
-"""Agent -> the agents whose replies it sees: those of this turn that came before its own, and all of
-earlier turns. Its own earlier replies an agent always sees."""
-
 
 @dataclass(frozen=True, slots=True)
 class MathState:
@@ -175,7 +171,7 @@ class raw_env(TeamEnv):
         acting = roles if peers is None else roles[-1:]
         super().__init__(roles=acting, **kwargs)
         members = arguments.agent_names(roles)
-        self.sees = visibility(topology, members)
+        self.sees = seen_by(topology, members)
         self._problem, self.num_tasks = _problems(dataset, self.split, tuple(depth), largest)
         self._peers: tuple[RecordedTask, ...] | None = None
         if peers is not None:
@@ -368,34 +364,26 @@ def roles_of_team(*, reasoners: int, tools: int, judge: bool) -> tuple[str, ...]
     """The roles of a team in the order of their turns: tools, reasoners, judge.
 
     Raises:
-        ConfigError: no agent could give the final answer, or the team is too large.
+        ConfigError: no agent could give the final answer, or the team is too small or too large.
     """
-    for name, number in (("reasoners", reasoners), ("tools", tools)):
-        if number < 0:
-            raise ConfigError(f"{name} must not be negative, got {number}")
-    if not reasoners + tools:
+    members = reasoners + tools
+    if (
+        min(reasoners, tools) < 0
+        or not 0 < members <= MOST_AGENTS - judge
+        or reasoners + judge == 0
+    ):
         raise ConfigError(
-            "the judge has no team; give reasoners or tools"
-            if judge
-            else "the team has no members; give reasoners or tools"
-        )
-    if not reasoners and not judge:
-        raise ConfigError(
-            f"a team of {tools} tools has no agent for the final answer; add a reasoner or judge=True"
-        )
-    if reasoners + tools + judge > MOST_AGENTS:
-        raise ConfigError(
-            f"a team has at most {MOST_AGENTS} agents, got {reasoners + tools + judge}"
+            f"a team has up to {MOST_AGENTS} agents: reasoners or tools, and a reasoner or judge=True for the "
+            f"final answer; got reasoners={reasoners}, tools={tools}, judge={judge}"
         )
     return ("tool",) * tools + ("reasoner",) * reasoners + ("judge",) * judge
 
 
-def visibility(topology: str, agents: Sequence[str]) -> Topology:
-    """The agents that each of `agents` sees beside itself.
+def seen_by(topology: str, agents: Sequence[str]) -> Mapping[str, frozenset[str]]:
+    """Agent -> the agents whose replies it sees beside its own: of this turn, where they came before it, and of all earlier ones.
 
     Args:
-        topology: `mesh` (all see all), `star` (the judge sees all, the others only themselves), or `chain`
-            (each sees the one before it).
+        topology: as in `raw_env`.
         agents: all agents in turn order.
 
     Raises:
