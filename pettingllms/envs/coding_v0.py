@@ -216,7 +216,6 @@ class raw_env(TeamEnv):
         self.num_tasks = None if self.tasks is None else len(self.tasks)
         """Rows of the data set: task seeds wrap around here. None for the endless generator."""
         # Made once a task, shared by copies.
-        self._mutants: dict[int, tuple[str, ...]] = {}
         self._prepared: dict[int, CodingTask] = {}
 
     def _start(self, seed: int, options: dict[str, Any]) -> State:
@@ -226,11 +225,10 @@ class raw_env(TeamEnv):
             split = cast(Split, self.split)
             return State(coding.generate(seed, split, self.steps, self.families))
         row = seed % len(self.tasks)
-        if row not in self._mutants:
-            task = self.tasks[row]
-            self._prepared[row] = coding_runs.prepared(task, self._runner(task))
-            self._mutants[row] = self._unexposed(self._prepared[row])
-        return State(replace(self._prepared[row], mutants=self._mutants[row]))
+        if row not in self._prepared:
+            task = coding_runs.prepared(self.tasks[row], self._runner(self.tasks[row]))
+            self._prepared[row] = replace(task, mutants=self._unexposed(task))
+        return State(self._prepared[row])
 
     def _unexposed(self, task: CodingTask) -> tuple[str, ...]:
         """Known-wrong programs that the examples in the problem statement do not tell from right ones."""
