@@ -380,16 +380,11 @@ class BoardEnv(TeamEnv):
         if self.tool == "moves":
             return texts
         parsed = [parse_program(text) for text in texts]
-        # Candidates for one decision often agree; each different program runs once.
-        programs = list(dict.fromkeys(program for program in parsed if isinstance(program, str)))
-        if not programs:
-            return texts
         case = Case(stdin=self._board(state.level, state.position))
-        rows = self.sandbox.run(programs, [case], limits=self.limits)
-        outputs = {program: _output(row[0]) for program, row in zip(programs, rows, strict=True)}
+        ran = self._ran((program for program in parsed if isinstance(program, str)), case)
         # A reply without a program is an answer itself.
         return [
-            text if isinstance(program, ParseError) else outputs[program]
+            text if isinstance(program, ParseError) else _output(ran[program])
             for text, program in zip(texts, parsed, strict=True)
         ]
 
@@ -421,7 +416,5 @@ class BoardEnv(TeamEnv):
 
 def _output(result: RunResult) -> str | ParseError:
     if result.status != "ok":
-        # The last line of a traceback names the exception.
-        last = result.stderr.strip().splitlines()[-1:] or [""]
-        return ParseError(f"the program failed: {result.status} {last[0]}".strip()[:200])
+        return ParseError(f"the program failed: {result.failure}"[:200])
     return result.stdout

@@ -27,11 +27,6 @@ mirrored, into two splits. `reset(seed)` picks a grid and wraps around at `num_t
 The progress of a cell is 1 - d / d0, where d is the length of a shortest path from it to the goal and d0 that from the start.
 `infos[agent]` adds `answer_solves`, `illegal`, `distance`, `optimum` and, from a data set, `id`.
 
-# Arguments
-
-`dataset`; of generated grids `height`, `width` (2 to 26), `walls` (share of cells, 0 to 0.6) and `moves` (least and greatest
-length of a shortest path, or None); `agents`, `tool`, `refused`, `rewards`, `prompt`, `sandbox` (`pettingllms.envs.boards.BoardEnv`), `split`, `alpha`, `max_turns` (alias `max_cycles`), `render_mode`.
-
 # Version History
 
 * v0: first version (0.2.0)
