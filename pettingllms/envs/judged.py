@@ -40,7 +40,9 @@ def env(name: str) -> Callable[..., AnyEnv]:
         ConfigError: there are several.
     """
     if entries := entries_of(name):
-        judged = {key: part._replace(env=f"judged:{part.env}") for key, part in entries.items()}
+        judged = {
+            name: entry._replace(env=f"judged:{entry.env}") for name, entry in entries.items()
+        }
         raise ConfigError(f"judged: adds a judge to one environment; write {text_of(judged)}")
     inner = creator_of(name)
     make = functools.wraps(inner, updated=())(
@@ -135,12 +137,12 @@ class JudgedEnv(BaseWrapper[Any, Any, Any]):
         # The judge leaves last, by a step of its own.
         self.agents = [*env.agents, JUDGE] if env.agents or agent != JUDGE else []
         live = judging or not all(env.terminations[a] or env.truncations[a] for a in env.agents)
-        for name, own in (
+        for name, of_judge in (
             ("terminations", not live),
             ("truncations", False),
             ("infos", self._said),
         ):
-            values = {**getattr(env, name), JUDGE: own}
+            values = {**getattr(env, name), JUDGE: of_judge}
             setattr(self, name, {one: values[one] for one in self.agents})
         self.rewards = {one: float(rewards.get(one, 0.0)) for one in self.agents}
         self._cumulative_rewards = {a: before.get(a, 0.0) + r for a, r in self.rewards.items()}

@@ -85,16 +85,16 @@ def own_arguments(names: Sequence[str], arguments: Mapping[str, Any]) -> dict[st
     Raises:
         ConfigError: an argument without the name of an environment.
     """
-    own: dict[str, dict[str, Any]] = {name: {} for name in names}
+    by_name: dict[str, dict[str, Any]] = {name: {} for name in names}
     for key, value in arguments.items():
         name, _, argument = key.partition(".")
-        if name not in own or not (argument or isinstance(value, Mapping)):
+        if name not in by_name or not (argument or isinstance(value, Mapping)):
             raise ConfigError(
                 f"env_args: {key!r} is of no environment of {', '.join(names)}; say of which it is, as in "
                 f"--env-args.{names[0]}.{argument or name} {value}"
             )
-        own[name].update({argument: value} if argument else value)
-    return own
+        by_name[name].update({argument: value} if argument else value)
+    return by_name
 
 
 class Several:
@@ -110,8 +110,8 @@ class Several:
 
     def __call__(self, **arguments: Any) -> SeveralEnvs:
         """Makes them with arguments by name: `make("a=read,b=math", a={"split": "test"})`."""
-        own = own_arguments([*self.parts], arguments)
-        return self.made(lambda name: self.parts[name](**own[name]))
+        by_name = own_arguments([*self.parts], arguments)
+        return self.made(lambda name: self.parts[name](**by_name[name]))
 
     def made(self, make: Callable[[str], AnyEnv]) -> SeveralEnvs:
         """The environments that `make` returns for the names."""
