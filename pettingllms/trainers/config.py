@@ -25,7 +25,7 @@ from pettingllms.samplers.vllm_args import AUTO, check_sampler, default_sampler
 from pettingllms.sandbox.isolation import LEVELS
 from pettingllms.sandbox.settings import HELP as SANDBOX_HELP
 from pettingllms.sandbox.settings import SandboxSettings
-from pettingllms.trainers.method_names import GONE, METHODS, OLD_OPTIONS, PARTS, upgraded
+from pettingllms.trainers.method_names import METHODS, PARTS
 from pettingllms.trainers.presets import open_values
 from pettingllms.trainers.settings import (
     check_loss,
@@ -50,9 +50,6 @@ _algorithm = partial(setting, "Algorithm")
 _optimization = partial(setting, "Optimization")
 _run = partial(setting, "Run")
 _scale = partial(setting, "Scale")
-_replaced = partial(
-    setting, "Until 0.2", None, "Replaced by --method and --method-args", hidden=True
-)
 
 
 @dataclass
@@ -224,14 +221,6 @@ class ATGRPOConfig:
         "Arguments of the method as JSON, or one by one: --method-args.gamma 0.9. Its rollout shape "
         "is one: --method-args.shape full",
     )
-    estimator: str | None = _replaced()
-    estimator_args: str | None = _replaced()
-    shape: str | None = _replaced()
-    reward_transform: str | None = _replaced()
-    reward_transform_args: str | None = _replaced()
-    cast: str | None = _replaced()
-    cast_args: str | None = _replaced()
-    stream_gradients: bool | None = _replaced()
     reward_funcs: str | None = _algorithm(
         None,
         "Functions that add to local rewards, as TRL's: my_package.my_module:a, comma-separated",
@@ -457,23 +446,18 @@ class ATGRPOConfig:
         self.sandbox = SandboxSettings.of(self.sandbox).text
 
     def _take_method(self, given: Collection[str]) -> None:
-        """Replaces old options, and fills in what the method sets and `given` does not name."""
-        preset = self.method if "method" in given else None
-        names = ("method", "method_args", *OLD_OPTIONS, GONE)
-        values = upgraded({name: getattr(self, name) for name in names}, hint=True)
-        for name in names:
-            setattr(self, name, values.get(name))
-        self.method = self.method or "at_grpo"
-        for method in self.method.split("+"):
+        """Fills in what the method sets and `given` does not name."""
+        for method in str(self.method).split("+"):
             METHODS.path_of(method)  # raises where nothing has this name
         # The import needs PyTorch, which a copy and a saved configuration do without.
-        if preset not in (None, "at_grpo") and len(given) < len(dataclasses.fields(self)):
-            from pettingllms.trainers.method import load_method
+        if self.method == "at_grpo" or len(given) == len(dataclasses.fields(self)):
+            return
+        from pettingllms.trainers.method import load_method
 
-            # A function that makes a method has none.
-            for name, value in getattr(load_method(preset), "settings", {}).items():
-                if name not in given:
-                    setattr(self, name, value)
+        # A function that makes a method has none.
+        for name, value in getattr(load_method(self.method), "settings", {}).items():
+            if name not in given:
+                setattr(self, name, value)
 
     @property
     def clip_above(self) -> float:
