@@ -11,6 +11,7 @@ from pettingllms.envs.several import parts_of
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.models import DEFAULT, declared_in, shipped
 from pettingllms.models.gguf import SMOLLM2, fast_bfloat16
+from pettingllms.samplers.vllm_args import AUTO, installed
 
 if TYPE_CHECKING:
     from pettingllms.trainers.config import ATGRPOConfig
@@ -74,6 +75,8 @@ def open_values(config: ATGRPOConfig, env: Any = None) -> dict[str, Any]:
     `policy_settings` among them, where the model of a policy asks for another value than the team's.
     """
     values: dict[str, Any] = {}
+    if config.sampler == AUTO:
+        values["sampler"] = _sampler(config)
     if config.model is None and config.embedded:
         values["model"] = _embedded_model(config, env)
         # What an environment declares for training is looked up by the name of the model, below.
@@ -100,6 +103,21 @@ def open_values(config: ATGRPOConfig, env: Any = None) -> dict[str, Any]:
     if settings != config.policy_settings:
         values["policy_settings"] = settings
     return values
+
+
+def _sampler(config: ATGRPOConfig) -> str:
+    """The sampler where none is chosen: vLLM if it is installed and there is an NVIDIA GPU for it.
+
+    Not for the embedded model, which is too small to gain from it, nor for a base in 4 bits,
+    which vLLM would sample from unquantized.
+    """
+    # Decided without an import of torch where possible: settings are read long before a model is.
+    chosen = config.embedded or config.load_in_4bit or config.device not in ("auto", "cuda")
+    if chosen or not installed():
+        return "transformers"
+    import torch
+
+    return "vllm" if torch.cuda.is_available() else "transformers"
 
 
 def _embedded_model(config: ATGRPOConfig, env: Any) -> str:
