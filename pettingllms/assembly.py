@@ -105,8 +105,8 @@ def _located(values: Any) -> Any:
     return values
 
 
-def spec_of(config: ATGRPOConfig) -> ModelSpec:
-    """The model that the settings name, and how it is loaded."""
+def spec_of(config: ATGRPOConfig, given: ModelSpec | None = None) -> ModelSpec:
+    """The model that the settings name, and how it is loaded; its objects are those of `given`."""
     return ModelSpec(
         base_model(config),
         revision=config.revision,
@@ -114,6 +114,8 @@ def spec_of(config: ATGRPOConfig) -> ModelSpec:
         long_context=config.long_context,
         load_in_4bit=config.load_in_4bit,
         adapter_dtype=config.adapter_dtype,
+        model=None if given is None else given.model,
+        tokenizer=None if given is None else given.tokenizer,
     )
 
 
@@ -154,7 +156,7 @@ def build_policies(
             settings = {name: own_settings(config, name) for name in names}
             specs = {name: _policy_spec(settings[name], adapters.get(name)) for name in names}
             base = open_base(
-                _spec(shared, spec if base_model(shared) == base_model(config) else None),
+                spec_of(shared, spec if base_model(shared) == base_model(config) else None),
                 specs,
                 full=shared.full,
                 # Adapters are switched off for a KL term; full models need the base beside them.
@@ -173,14 +175,6 @@ def build_policies(
         raise
     policies.partners = partners or partners_of(config, roles_to_policies, run)
     return policies
-
-
-def _spec(config: ResolvedConfig, given: ModelSpec | None) -> ModelSpec:
-    """The model that the settings name; its objects are those of `given`, if there are any."""
-    named = spec_of(config)
-    if given is None:
-        return named
-    return dataclasses.replace(named, model=given.model, tokenizer=given.tokenizer)
 
 
 def _policy_spec(config: ResolvedConfig, saved: Path | None) -> PolicySpec:
@@ -268,16 +262,22 @@ def check_adapters(config: ResolvedConfig, roles_to_policies: Mapping[str, str])
     return folders
 
 
-def check_bases(config: ResolvedConfig, roles_to_policies: Mapping[str, str]) -> None:
-    """Compares the base models of single policies with what is there, before anything is loaded.
+def check_bases(
+    config: ResolvedConfig, roles_to_policies: Mapping[str, str], *, named: bool = True
+) -> None:
+    """Compares the base models with what is there, before anything is loaded.
+
+    Args:
+        config: resolved settings.
+        roles_to_policies: role -> policy.
+        named: whether the team's model is what the settings name, and no object.
 
     Raises:
         ConfigError: a name or folder that is not a model.
     """
     for settings, _ in by_base(config, own_names(roles_to_policies)):
-        # The team's own model has been checked in `plan_run` or `plan_of`.
-        if base_model(settings) != base_model(config):
-            check_model(base_model(settings), settings.revision)
+        if named or base_model(settings) != base_model(config):
+            check_model(str(settings.model), settings.revision)
 
 
 def sampler_settings(config: ATGRPOConfig, folder: Path | None) -> SamplerSettings:

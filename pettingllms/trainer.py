@@ -27,7 +27,6 @@ from pettingllms.trainers.callbacks import Callback, Display
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig
 from pettingllms.trainers.method import Method, path_of
 from pettingllms.trainers.per_policy import base_model, own_settings
-from pettingllms.trainers.settings import as_text
 from pettingllms.trainers.transformers_callbacks import as_callbacks
 from pettingllms.trainers.trl_names import advice
 
@@ -106,7 +105,10 @@ class ATGRPOTrainer:
             tokenizer=processing_class,
         )
         loaded = self._spec.model is not None or self._policies is not None
-        _check_named(config, objects=loaded or processing_class is not None)
+        if config.workers and (loaded or processing_class is not None):
+            raise ConfigError(
+                f"workers {config.workers} load the model by its name; give that, or leave workers out"
+            )
         self._plan_for: Callable[[ATGRPOConfig, Path | None], TrainPlan] = lambda settings, resume: (
             plan_run(
                 settings,
@@ -234,18 +236,6 @@ def _refuse(unknown: Mapping[str, Any]) -> None:
         raise ConfigError(f"ATGRPOTrainer has no argument {name!r}; {hint}")
 
 
-def _check_named(config: ATGRPOConfig, *, objects: bool) -> None:
-    """Refuses objects that workers would have to make again.
-
-    Raises:
-        ConfigError: there are workers, and the model is no name.
-    """
-    if config.workers and objects:
-        raise ConfigError(
-            f"workers {config.workers} load the model by its name; give that, or leave workers out"
-        )
-
-
 def _check_loaded(config: ResolvedConfig, policies: PolicySet | None) -> None:
     """Compares the models of loaded policies with the settings, by which a run is evaluated.
 
@@ -270,16 +260,16 @@ def _over(config: ATGRPOConfig, given: Mapping[str, Any]) -> ATGRPOConfig:
     Raises:
         ConfigError: one is given twice, and differs.
     """
-    default = ATGRPOConfig()
-    for name, value in given.items():
-        before, now = getattr(config, name), as_text(name, value)
+    default, changed = ATGRPOConfig(), dataclasses.replace(config, **given)
+    for name in given:
+        before, now = getattr(config, name), getattr(changed, name)
         # A value that equals the default cannot be distinguished from one that was not given.
         if before not in (getattr(default, name), now):
             raise ConfigError(
                 f"{name} is given twice: {now!r} to the trainer, {before!r} in its settings; leave "
                 "one out"
             )
-    return dataclasses.replace(config, **given)
+    return changed
 
 
 def _adapters_of(config: LoraConfig | None) -> dict[str, Any]:

@@ -56,9 +56,8 @@ from pettingllms.evaluation.rollouts import (
 from pettingllms.evaluation.scores import Evaluation, refusals, summarise
 from pettingllms.evaluation.step import CORRECTED, teacher_of
 from pettingllms.models import model_path, shipped
-from pettingllms.policies.roles import BASE, is_own, only_partners, own_names, parse_policies
+from pettingllms.policies.roles import BASE, is_own, own_names, parse_policies
 from pettingllms.policies.sources import (
-    check_model,
     is_adapter,
     is_folder,
     located_adapters,
@@ -294,8 +293,6 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
     teacher = teacher_of(options)
     options, ensemble = with_members(options)
     config = settings_of(options, source)
-    if config.model is not None and not only_partners(config.policies):
-        check_model(config.model, config.revision)
     env = make_env(config, options.split, source, divide="dataset" not in options.over)
     roles_to_policies = parse_policies(config.policies, *seats_of(env))
     seats = teacher.seats if teacher else {}

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from pettingllms.errors import ConfigError
 from pettingllms.models import shipped
 from pettingllms.policies.roles import only_partners
+from pettingllms.samplers import vllm_args
 from pettingllms.samplers.api_call import ApiSettings
 from pettingllms.samplers.base import SAMPLERS
-from pettingllms.samplers.vllm_args import AUTO, check_options, installed
 from pettingllms.sandbox.isolation import LEVELS
 from pettingllms.sandbox.settings import HELP as SANDBOX_HELP
 from pettingllms.sandbox.settings import SandboxSettings
@@ -196,7 +196,7 @@ class ATGRPOConfig:
         None, "Maximum number of tokens of a completion", at_least=1, shared="run"
     )
     sampler: str = sampling_setting(
-        AUTO,
+        vllm_args.AUTO,
         "Sampling engine: transformers, vllm; auto: vllm where "
         "it is installed and there is an NVIDIA GPU, except for the embedded model",
         shared="default",
@@ -438,9 +438,9 @@ class ATGRPOConfig:
         _ = self.turns
         if self.api_base is not None:
             ApiSettings(self.api_base, args=dict(self.api_args))
-        if self.sampler != AUTO:
+        if self.sampler != vllm_args.AUTO:
             SAMPLERS.path_of(self.sampler)
-        check_options(self.vllm)
+        vllm_args.check_options(self.vllm)
         self.sandbox = SandboxSettings.of(self.sandbox).text
 
     def _take_method(self, given: Collection[str]) -> None:
@@ -516,7 +516,8 @@ class ATGRPOConfig:
             yield "vLLM would sample from the unquantized model; with load_in_4bit use sampler transformers"
         # Where `auto` is not decided yet, vLLM can sample only if it is installed.
         if self.vllm and (
-            self.sampler == "transformers" or (self.sampler == AUTO and not installed())
+            self.sampler == "transformers"
+            or (self.sampler == vllm_args.AUTO and not vllm_args.installed())
         ):
             yield f"settings of vLLM ({', '.join(self.vllm)}) are for sampler vllm"
         if self.load_in_4bit and self.full:

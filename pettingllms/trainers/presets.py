@@ -11,7 +11,7 @@ from pettingllms.envs.several import parts_of
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.models import DEFAULT, declared_in, shipped
 from pettingllms.models.gguf import SMOLLM2, fast_bfloat16
-from pettingllms.samplers.vllm_args import AUTO, installed
+from pettingllms.samplers import vllm_args
 
 if TYPE_CHECKING:
     from pettingllms.trainers.config import ATGRPOConfig
@@ -75,7 +75,7 @@ def open_values(config: ATGRPOConfig, env: Any = None) -> dict[str, Any]:
     `policy_settings` among them, where the model of a policy asks for another value than the team's.
     """
     values: dict[str, Any] = {}
-    if config.sampler == AUTO:
+    if config.sampler == vllm_args.AUTO:
         values["sampler"] = _sampler(config)
     if config.model is None and config.embedded:
         values["model"] = _embedded_model(config, env)
@@ -113,7 +113,7 @@ def _sampler(config: ATGRPOConfig) -> str:
     """
     # Decided without an import of torch where possible: settings are read long before a model is.
     chosen = config.embedded or config.load_in_4bit or config.device not in ("auto", "cuda")
-    if chosen or not installed():
+    if chosen or not vllm_args.installed():
         return "transformers"
     import torch
 

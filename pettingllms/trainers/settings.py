@@ -109,7 +109,7 @@ _KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true o
 def normalized(field: dataclasses.Field[Any], value: Any) -> Any:
     """The value of a setting in the one form in which it is compared and saved.
 
-    An object is a dict, also where its JSON was given; other values are as `as_text` has them.
+    An object is a dict, also where its JSON was given; other values are as they would be typed.
 
     Raises:
         ConfigError: an object that JSON cannot hold.
@@ -122,10 +122,10 @@ def normalized(field: dataclasses.Field[Any], value: Any) -> Any:
         if field.name == "chat_template_kwargs" and (taken := sorted(TEMPLATE & arguments.keys())):
             raise ConfigError(f"chat_template_kwargs: {taken[0]} is set here; leave it out")
         return arguments
-    return as_text(field.name, value)
+    return _as_text(field.name, value)
 
 
-def as_text(name: str, value: Any) -> Any:
+def _as_text(name: str, value: Any) -> Any:
     """The value of a setting as it would be typed: paths, lists and maps of roles as text.
 
     Rows of a data set become a file, and its path is the setting.
