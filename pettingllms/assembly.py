@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,8 @@ from pettingllms.trainers.per_policy import OF_THE_BASE, base_model, by_base, ow
 from pettingllms.trainers.presets import embedded_arguments
 
 _OWN_FILE = re.compile(r"((?:judged:)?(?:program:)?)(.*\.py)(:[^:]*)?")
+_WORDS: Mapping[str, Collection[str]] = {"model": SHIPPED, "dataset": CATALOG, "api_key_file": ()}
+"""Settings that may be paths -> words that mean the same whatever folders are here."""
 EnvSource = str | AnyEnv | Callable[..., AnyEnv]
 """A name or path, an environment, or what makes one, given the arguments that it takes."""
 
@@ -66,14 +68,11 @@ def located(config: ATGRPOConfig) -> ATGRPOConfig:
     Raises:
         ConfigError: there are no adapters where they should be.
     """
-    changes: dict[str, Any] = {}
-    for name in ("model", "dataset", "api_key_file"):
-        value = getattr(config, name)
-        # A word means the same whatever folders are here.
-        if value is not None and not _is_word(name, value) and Path(value).exists():
-            changes[name] = str(Path(value).resolve())
-    if policies := config.policy_settings:
-        changes["policy_settings"] = {name: _located(values) for name, values in policies.items()}
+    changes: dict[str, Any] = _located({name: getattr(config, name) for name in _WORDS})
+    changes["policy_settings"] = {
+        policy: _located(values) if isinstance(values, Mapping) else values
+        for policy, values in config.policy_settings.items()
+    }
     if entries := entries_of(config.env):
         placed = {name: entry._replace(env=_placed(entry.env)) for name, entry in entries.items()}
         changes["env"] = text_of(placed)
@@ -92,17 +91,14 @@ def _placed(env: str) -> str:
     return env
 
 
-def _is_word(setting: str, value: str) -> bool:
-    """Returns whether a value is one of a setting's names, which go before files and folders."""
-    return value in {"model": SHIPPED, "dataset": CATALOG}.get(setting, ())
-
-
-def _located(values: Any) -> Any:
-    """Settings of a policy, with the path of its model made absolute."""
-    model = values.get("model") if isinstance(values, Mapping) else None
-    if isinstance(model, str) and not _is_word("model", model) and Path(model).exists():
-        return {**values, "model": str(Path(model).resolve())}
-    return values
+def _located(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with the paths of files and folders that are here made absolute."""
+    located = dict(values)
+    for name, words in _WORDS.items():
+        value = values.get(name)
+        if isinstance(value, str) and value not in words and Path(value).exists():
+            located[name] = str(Path(value).resolve())
+    return located
 
 
 def spec_of(config: ATGRPOConfig, given: ModelSpec | None = None) -> ModelSpec:

@@ -114,29 +114,23 @@ class EvalPlan:
         fitted = [embedded_arguments(config, part.unwrapped) for part in parts_of(self.env)]
         data = None if config.dataset in (None, *CATALOG) else Path(str(config.dataset))
         asked = any(map(is_partner, self.roles_to_policies.values()))
+
+        def named(*names: str) -> dict[str, Any]:
+            return {name: getattr(config, name) for name in names}
+
         return {
-            "env": config.env,
-            "env_args": config.env_args,
-            "dataset": config.dataset,
+            **named("env", "env_args", "dataset"),
             # A file of the same name may have been edited since: its content is compared.
             "data": digest(data) if data and data.exists() else config.dataset,
             "split": self.split,
             "tasks": len(self.tasks),
-            "alpha": config.alpha,
-            "sandbox": config.sandbox,
+            **named("alpha", "sandbox"),
             "embedded_args": fitted[0] if len(fitted) == 1 else fitted,
             "model": shipped(config.model) if embedded else config.model,
             # An update of this package may bring another embedded model under the same name.
             "model_digest": digest(Path(model_path(config.model))) if embedded else None,
-            "revision": config.revision,
-            "load_in_4bit": config.load_in_4bit,
-            "long_context": config.long_context,
-            "full": config.full,
-            "dtype": config.dtype,
-            "device": config.device,
-            "chat_template_kwargs": config.chat_template_kwargs,
-            "sampler": config.sampler,
-            "vllm": config.vllm,
+            **named("revision", "load_in_4bit", "long_context", "full", "dtype", "device"),
+            **named("chat_template_kwargs", "sampler", "vllm"),
             "policies": dict(self.roles_to_policies),
             "adapters": config.adapters,
             "adapter_digests": {
