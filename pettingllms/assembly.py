@@ -70,8 +70,7 @@ def located(config: ATGRPOConfig) -> ATGRPOConfig:
     """
     changes: dict[str, Any] = _located({name: getattr(config, name) for name in _WORDS})
     changes["policy_settings"] = {
-        policy: _located(values) if isinstance(values, Mapping) else values
-        for policy, values in config.policy_settings.items()
+        policy: _located(values) for policy, values in config.policy_settings.items()
     }
     if entries := entries_of(config.env):
         placed = {name: entry._replace(env=_placed(entry.env)) for name, entry in entries.items()}

@@ -25,7 +25,7 @@ from pettingllms.samplers.vllm_args import AUTO
 from pettingllms.session import Summary, TrainPlan, plan_run
 from pettingllms.trainers.callbacks import Callback, Display
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig
-from pettingllms.trainers.method import Method, path_of
+from pettingllms.trainers.method import Method, load_method, path_of
 from pettingllms.trainers.per_policy import base_model, own_settings
 from pettingllms.trainers.transformers_callbacks import as_callbacks
 from pettingllms.trainers.trl_names import advice
@@ -92,7 +92,7 @@ class ATGRPOTrainer:
         if model is not None:
             overrides |= _settings_of(model, config.sampler)
         if method is not None:
-            overrides["method"] = path_of(method)
+            overrides |= _settings_by(method, config)
         if isinstance(env, str):
             overrides["env"] = env
         functions = reward_functions(reward_funcs or config.reward_funcs)
@@ -305,6 +305,22 @@ def _adapters_of(config: LoraConfig | None) -> dict[str, Any]:
         # PEFT makes a set of a list, and its order differs from process to process.
         "lora_target_modules": targets if isinstance(targets, str) else sorted(targets),
     }
+
+
+def _settings_by(method: str | type[Method] | Method, config: ATGRPOConfig) -> dict[str, Any]:
+    """The name of a method, and what it sets where the settings have their defaults.
+
+    Raises:
+        ConfigError, UnknownNameError: not a method.
+    """
+    name, usual = path_of(method), ATGRPOConfig()
+    if config.method != usual.method:
+        return {"method": name}  # named in the settings, which it has filled in
+    kind = load_method(method) if isinstance(method, str) else method
+    # A function that makes a method has none.
+    preset = getattr(kind, "settings", {})
+    unset = {n: v for n, v in preset.items() if getattr(config, n) == getattr(usual, n)}
+    return {"method": name, **unset}
 
 
 def _settings_of(model: Any, sampler: str) -> dict[str, str]:

@@ -520,6 +520,9 @@ class ATGRPOConfig:
             or (self.sampler == vllm_args.AUTO and not vllm_args.installed())
         ):
             yield f"settings of vLLM ({', '.join(self.vllm)}) are for sampler vllm"
+        for policy, values in self.policy_settings.items():
+            if not isinstance(values, Mapping):
+                yield f"policy_settings of {policy} must be an object, got {values!r}"
         if self.load_in_4bit and self.full:
             yield "load_in_4bit is for adapters; full trains the weights themselves"
 

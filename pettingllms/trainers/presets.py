@@ -97,12 +97,8 @@ def open_values(config: ATGRPOConfig, env: Any = None) -> dict[str, Any]:
     filled = {
         policy: {**_following(config, overrides, defaults, env), **overrides}
         for policy, overrides in config.policy_settings.items()
-        if isinstance(overrides, Mapping)
     }
-    settings = {**config.policy_settings, **filled}
-    if settings != config.policy_settings:
-        values["policy_settings"] = settings
-    return values
+    return values | {"policy_settings": filled}
 
 
 def _sampler(config: ATGRPOConfig) -> str:
