@@ -37,7 +37,6 @@ from pettingllms.trainers.settings import (
     sampling_setting,
     setting,
     task_setting,
-    whole_numbers,
 )
 
 CISPO_BOUND = 5.0
@@ -540,7 +539,15 @@ class ATGRPOConfig:
         Raises:
             ConfigError: they are not whole numbers from 0.
         """
-        return None if self.train_turns is None else whole_numbers("train_turns", self.train_turns)
+        if self.train_turns is None:
+            return None
+        words = [word.strip() for word in self.train_turns.split(",")]
+        # `isdigit` alone is true of superscripts, which `int` refuses.
+        if not all(word.isascii() and word.isdigit() for word in words):
+            raise ConfigError(
+                f"train_turns must be whole numbers from 0, as in 0,1, got {self.train_turns!r}"
+            )
+        return frozenset(map(int, words))
 
     @property
     def embedded(self) -> bool:

@@ -180,16 +180,3 @@ def _finite(text: str) -> float:
     if not math.isfinite(value := float(text)):
         raise ValueError(f"{text} is beyond the numbers of this machine")
     return value
-
-
-def whole_numbers(name: str, text: str) -> frozenset[int]:
-    """Reads `0,2`.
-
-    Raises:
-        ConfigError: not whole numbers from 0; names the setting.
-    """
-    words = [word.strip() for word in text.split(",")]
-    # `isdigit` alone is true of superscripts, which `int` refuses.
-    if not all(word.isascii() and word.isdigit() for word in words):
-        raise ConfigError(f"{name} must be whole numbers from 0, as in 0,1, got {text!r}")
-    return frozenset(map(int, words))
