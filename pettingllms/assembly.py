@@ -56,6 +56,8 @@ from pettingllms.trainers.presets import embedded_arguments
 _OWN_FILE = re.compile(r"((?:judged:)?(?:program:)?)(.*\.py)(:[^:]*)?")
 _WORDS: Mapping[str, Collection[str]] = {"model": SHIPPED, "dataset": CATALOG, "api_key_file": ()}
 """Settings that may be paths -> words that mean the same whatever folders are here."""
+_OF_THE_ENV = {name: getattr(ATGRPOConfig, name) for name in ("alpha", "dataset", "sandbox")}
+"""Settings that are arguments of the environment -> the default."""
 EnvSource = str | AnyEnv | Callable[..., AnyEnv]
 """A name or path, an environment, or what makes one, given the arguments that it takes."""
 
@@ -336,7 +338,7 @@ def make_env(
     # A functools.partial of a class has its arguments, but not its attributes.
     env_class = getattr(maker, "func", maker)
     open_ended, parameters = takes_anything(maker), inspect.signature(maker).parameters
-    for name, default in {"alpha": 1.0, "dataset": None, "sandbox": "embedded"}.items():
+    for name, default in _OF_THE_ENV.items():
         value = getattr(config, name)
         chosen = value != default
         if chosen and name not in parameters and not open_ended:
@@ -358,9 +360,8 @@ def _part(
     config: ATGRPOConfig, entries: Mapping[str, Weighted], split: str, name: str, *, divide: bool
 ) -> AnyEnv:
     """Makes one of several environments as `make_env` makes it alone."""
-    usual = ATGRPOConfig()
-    for setting in ("alpha", "dataset", "sandbox"):
-        if (value := getattr(config, setting)) != getattr(usual, setting):
+    for setting, default in _OF_THE_ENV.items():
+        if (value := getattr(config, setting)) != default:
             raise ConfigError(
                 f"{setting} is of one environment, and {config.env} are several; give it by name: "
                 f"--env-args.{name}.{setting} {value}"

@@ -293,7 +293,7 @@ def plan_run(
     if settings.push_to_hub is not None:  # now, and not only when all is trained
         if not settings.eval_tasks:
             raise ConfigError("push_to_hub shares what was measured; give eval_tasks above 0")
-        registry.resolve(f"{SHARING}:check_push", "command")(settings, settings.push_to_hub)
+        registry.resolve(f"{SHARING}:check_shareable", "command")(settings, settings.push_to_hub)
     path = resume or Path(settings.output_dir or default_folder(settings))
     return TrainPlan(settings, template, roles_to_policies, path, resume is not None, env, method)
 

@@ -122,8 +122,7 @@ def _embedded_model(config: ATGRPOConfig, env: Any) -> str:
     Raises:
         ConfigError: several environments have different ones.
     """
-    parts = parts_of(creator_of(config.env) if env is None else env)
-    models = [getattr(_kind(config, part), "embedded_model", DEFAULT) for part in parts]
+    models = [getattr(kind, "embedded_model", DEFAULT) for kind in _kinds(config, env)]
     if len(distinct := list(dict.fromkeys(models))) > 1:
         raise ConfigError(
             f"model: the environments {config.env} have different default models ({', '.join(distinct)}); "
@@ -142,11 +141,14 @@ def _fitted(config: ATGRPOConfig) -> bool:
     return config.embedded or config.model == SMOLLM2
 
 
-def _kind(config: ATGRPOConfig, env: Any) -> Any:
-    """The class of the environment, of the one that the settings name where `env` is None."""
-    maker = creator_of(config.env) if env is None else env
+def _kinds(config: ATGRPOConfig, env: Any) -> list[Any]:
+    """What has the declarations of the environment, or of each of several.
+
+    Of those that the settings name where `env` is None.
+    """
+    makers = parts_of(creator_of(config.env) if env is None else env)
     # A maker may be a `functools.partial` of the class that has the declarations.
-    return getattr(maker, "func", maker) if callable(maker) else maker.unwrapped
+    return [getattr(make, "func", make) if callable(make) else make.unwrapped for make in makers]
 
 
 def _declared(
@@ -184,18 +186,17 @@ def _largest(values: Sequence[Any]) -> Any:
 def preset(config: ATGRPOConfig, env: Any = None) -> dict[str, Any]:
     """The values of all settings that follow from the model and the environment."""
     if _fitted(config):
-        parts = parts_of(creator_of(config.env) if env is None else env)
-        if len(parts) > 1:
+        [kind, *others] = _kinds(config, env)
+        if others:
             # The longest replies, and the most steps, that any of them needs.
-            presets = [preset(config, part) for part in parts]
+            presets = [preset(config, one) for one in (kind, *others)]
             return {name: _largest([values[name] for values in presets]) for name in presets[0]}
-        env_class = _kind(config, parts[0])
-        declared, overrides = _declared(config, env_class, "_training")
+        declared, overrides = _declared(config, kind, "_training")
         base = EMBEDDED if config.embedded else SMALL
         for name in overrides:
             if name not in base:
                 hint = did_you_mean(name, base)
-                raise ConfigError(f"{declared} of {env_class}: unknown setting {name!r}; {hint}")
+                raise ConfigError(f"{declared} of {kind}: unknown setting {name!r}; {hint}")
         defaults = base | dict(overrides)
         if config.full:
             defaults["learning_rate"] /= 10
