@@ -40,7 +40,6 @@ from pettingllms.policies.sources import (
     check_model,
     located_adapters,
 )
-from pettingllms.policies.sources import adapters_in as adapters_in
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.rollout.files import SAMPLES
 from pettingllms.samplers.api import ApiPartners

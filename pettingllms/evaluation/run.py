@@ -331,6 +331,8 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
 
 
 def _sampling_of(options: EvalConfig, config: ResolvedConfig) -> Sampling:
+    # Large chunks would leave several workers nothing to do beside the first.
+    small = config.sampler == "transformers" or config.workers
     return Sampling(
         max_new_tokens=config.max_completion_length,
         samples=options.samples,
@@ -338,14 +340,8 @@ def _sampling_of(options: EvalConfig, config: ResolvedConfig) -> Sampling:
         temperature=config.temperature,
         top_p=options.top_p,
         seed=config.seed,
-        at_once=_at_once(config),
+        at_once=EPISODES_AT_ONCE if small else AT_ONCE_ELSEWHERE,
     )
-
-
-def _at_once(config: ResolvedConfig) -> int:
-    """Episodes of a chunk. Large ones would leave several workers nothing to do beside the first."""
-    small = config.sampler == "transformers" or config.workers
-    return EPISODES_AT_ONCE if small else AT_ONCE_ELSEWHERE
 
 
 def settings_of(options: EvalConfig, source: EnvSource | None = None) -> ResolvedConfig:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pettingllms.envs.aec import creator_of
@@ -179,10 +179,6 @@ def _following(
     return {name: values[name] for name in names if values[name] != defaults[name]}
 
 
-def _largest(values: Sequence[Any]) -> Any:
-    return max((value for value in values if value is not None), default=None)
-
-
 def preset(config: ATGRPOConfig, env: Any = None) -> dict[str, Any]:
     """The values of all settings that follow from the model and the environment."""
     if _fitted(config):
@@ -190,7 +186,8 @@ def preset(config: ATGRPOConfig, env: Any = None) -> dict[str, Any]:
         if others:
             # The longest replies, and the most steps, that any of them needs.
             presets = [preset(config, one) for one in (kind, *others)]
-            return {name: _largest([values[name] for values in presets]) for name in presets[0]}
+            given = {n: [v for p in presets if (v := p[n]) is not None] for n in presets[0]}
+            return {name: max(values, default=None) for name, values in given.items()}
         declared, overrides = _declared(config, kind, "_training")
         base = EMBEDDED if config.embedded else SMALL
         for name in overrides:
