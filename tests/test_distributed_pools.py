@@ -129,7 +129,10 @@ def test_an_engine_in_parts_has_a_gpu_for_each():
             lambda: engines(engine={"gpus": 1}),
             "'engine' has no process here; did you mean 'engines'",
         ),
-        (lambda: pools(engines={"gpus": 1}), "engines are for sampler vllm; with transformers each worker"),
+        (
+            lambda: pools(engines={"gpus": 1}),
+            "engines are for sampler vllm; with transformers each worker",
+        ),
         (lambda: pools(coder={"replicas": 2}), "coder has no replicas, got 2; engines have"),
     ],
     ids=["parts", "ranks", "none", "name", "transformers", "replicas"],
