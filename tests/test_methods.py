@@ -61,10 +61,11 @@ def test_a_copy_of_settings_is_equal_to_them():
         ({"estimator": "rae"}, "rae", {}),
         ({"estimator": "gae", "cast": "alternate"}, "marft_gae", {}),
         ({"cast": "swap", "cast_args": {"steps": 2}}, "swap+at_grpo", {"steps": 2}),
-        ({"method": "gspo", "estimator": "grpo"}, "grpo", {}),
+        ({"method": "gspo", "estimator": "grpo"}, "gspo", {}),
+        ({"method": "gspo", "estimator": "at_grpo"}, "at_grpo", {}),
         (
             {"method": "malt", "estimator": "look_ahead", "shape": "full"},
-            "look_ahead",
+            "malt",
             {"shape": "full"},
         ),
         (

@@ -27,13 +27,18 @@ _METHODS = {
     "cure+cure": "cure",
 }
 """Joined parts -> the method that they are."""
+_VARIANTS = {
+    **dict.fromkeys(("dr_grpo", "gspo", "cispo", "sapo"), "grpo"),
+    **dict.fromkeys(("igrpo", "mlpo"), "at_grpo"),
+    "malt": "look_ahead",
+}
+"""Method -> another one with the same parts; they differ in settings, which are saved as well."""
 
 
 def upgraded(values: Mapping[str, Any]) -> dict[str, Any]:
     """A saved configuration of any version, by today's names.
 
-    Until 0.2 a method was up to three parts, each with arguments, and a shape. A saved configuration
-    has all settings, so that nothing is lost where methods differ in settings alone (gspo is grpo).
+    Until 0.2 a method was up to three parts, each with arguments, and a shape.
     """
     settings = {name: value for name, value in values.items() if name not in _GONE}
     if settings.get("sampler") == "vllm-server":
@@ -42,7 +47,9 @@ def upgraded(values: Mapping[str, Any]) -> dict[str, Any]:
     if any(old.values()):
         names = [_RENAMED.get(name, name) for part in _PARTS if (name := old[part] or _PARTS[part])]
         joined = "+".join(name for name in names if name not in ("all", "as_paid"))
-        settings["method"] = _METHODS.get(joined, joined)
+        method = _METHODS.get(joined, joined)
+        if _VARIANTS.get(settings.get("method", "")) != method:
+            settings["method"] = method
     arguments: dict[str, Any] = {}
     for name in ("method_args", *_ARGUMENTS):
         arguments |= as_object(name, values.get(name))

@@ -421,11 +421,11 @@ class ATGRPOConfig:
         made = super().__new__(cls)
         # `__post_init__` cannot tell an explicit value from an equal default. `dataclasses.replace`
         # names every field, so that a method fills in nothing the second time.
-        made.__dict__["given"] = frozenset(settings)
+        made.__dict__["_given"] = frozenset(settings)
         return made
 
     def __post_init__(self) -> None:
-        self._take_method(self.__dict__.pop("given"))
+        self._take_method(self.__dict__.pop("_given"))
         # One form of a value before anything is compared.
         for field in dataclasses.fields(self):
             setattr(self, field.name, normalized(field, getattr(self, field.name)))
