@@ -39,7 +39,6 @@ from pettingllms.trainers.difficulty import Pools
 from pettingllms.trainers.method import Method
 from pettingllms.trainers.method_names import METHODS, PARTS
 from pettingllms.trainers.per_policy import by_base, check_policy_settings, own_settings
-from pettingllms.trainers.play import check_shards
 
 
 def _parts(env: Any) -> int:
@@ -146,8 +145,21 @@ def check_method(
             needs, a team that it is not for, turns that no episode has, workers without shards,
             settings that a policy cannot have for itself.
     """
-    check_shards(config)
-    _check_turns(config, env)
+    if config.workers > 1 and config.tasks_per_shard is None:
+        size = max(1, config.tasks_per_step // (2 * config.workers))
+        raise ConfigError(
+            f"workers {config.workers}: a step's {config.tasks_per_step} tasks share batches, so one "
+            f"worker would play them all; give --tasks-per-shard {size}, also to the runs that are "
+            "compared with this one, because it is part of the results"
+        )
+    # Environments of other packages may not say how long an episode can be.
+    limit, _ = longest(env)
+    beyond = [turn for turn in config.turns or () if limit is not None and turn >= limit]
+    if limit is not None and beyond:
+        raise ConfigError(
+            f"train_turns: {config.env} has turns 0 to {limit - 1}, got {min(beyond)}; raise its "
+            "limit with --env-args.max_turns"
+        )
     made = Method.of(config, method)
     if type(made).advantages is Method.advantages:
         raise ConfigError(
@@ -204,20 +216,3 @@ def _check_credit(config: ResolvedConfig, method: Method) -> None:
         f"method {config.method} {why}. Use a method that has these parts "
         "(pettingllms-train --help), or join the part to dr_mas"
     )
-
-
-def _check_turns(config: ResolvedConfig, env: AnyEnv) -> None:
-    """Refuses turns that no episode has, on which nothing would be trained without a word.
-
-    Raises:
-        ConfigError: a turn of `train_turns` is not below the environment's limit.
-    """
-    # Environments of other packages may not say how long an episode can be.
-    limit, _ = longest(env)
-    if limit is None:
-        return
-    if beyond := sorted(turn for turn in config.turns or () if turn >= limit):
-        raise ConfigError(
-            f"train_turns: {config.env} has turns 0 to {limit - 1}, got {beyond[0]}; raise its "
-            "limit with --env-args.max_turns"
-        )
