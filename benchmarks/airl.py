@@ -118,7 +118,7 @@ def best_rate(cells: Mapping[str, Any], arm: str) -> float:
 
 def table(results: Mapping[str, Any]) -> Table:
     """Success of each arm, what `ma_airl` has more, and how its rewards agree with those of the environment."""
-    cells, rows = results["cells"], []
+    cells, rows = results["cells"], list[list[str]]()
     runs: dict[str, list[Any]] = defaultdict(list)
     for arm in (BASE, *ARMS):
         rate = 0.0 if arm == BASE else best_rate(cells, arm)
@@ -137,12 +137,12 @@ def table(results: Mapping[str, Any]) -> Table:
             else ""
             for role in ROLES
         ]
-        rate = "" if arm == BASE else f"{best_rate(cells, arm):g}"
+        chosen = "" if arm == BASE else f"{best_rate(cells, arm):g}"
         updates = spread([run["steps"] for run in of], 0)
         rows.append(
             [
                 f"`{arm}`" if arm in ARMS else arm,
-                rate,
+                chosen,
                 updates,
                 shown(over_seeds(solved[arm])),
                 gain,
