@@ -242,6 +242,7 @@ def _of_rows(table: Callable[[Any], Table], name: str) -> str:
 SCRIPTS = (
     *("alone", "between", "ensemble", "games", "habits", "late_outcome", "leader", "malt"),
     *(
+        "airl",
         "alpha",
         "distillation",
         "hindsight",

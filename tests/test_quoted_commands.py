@@ -80,6 +80,7 @@ LONGER = [
     "learning --env math --seeds 0",
     "learning --env plan_path --seeds 0 --policies shared --out made/learned.json",
     "trust",
+    "airl --tokens 1 --tasks 2 --seeds 31",
     f"viewer --gigabytes 0.001 --run {LEARNED}",
     f"refill {LEARNED} --rounds 1",
     "parts --only plan_path --seeds 21 --out benchmarks/results/parts.json",
@@ -119,6 +120,7 @@ ON_RAY = [
 ]
 """Commands that start processes on Ray: `make test-ray`."""
 SMALLEST = {
+    "benchmarks.airl.RATES": [0.002],
     "benchmarks.between.STEPS": 1,
     "benchmarks.blind.TESTED": 2,
     "benchmarks.ensemble.TABLE_TASKS": 12,

@@ -365,6 +365,11 @@ class BoardEnv(TeamEnv):
             info["id"] = state.id
         return Outcome(state, team, local, success=state.solved, done=done, info=info)
 
+    def _written(self, state: BoardState, answer: Any) -> str:
+        """An answer in the form that replies to the environment's prompts have."""
+        written = self._format_answer(state.level, state.position, answer)
+        return small_text.spoken(written) if self.prompt == "small" else written
+
     def _unreadable(self, state: BoardState, error: ParseError, gain: float = 0.0) -> Outcome:
         local = gain if self.rewards_scheme == "sparse" else gain - FORMAT_PENALTY
         # Always included; otherwise episodes whose first reply is unreadable drop out of the

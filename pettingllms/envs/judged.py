@@ -106,6 +106,11 @@ class JudgedEnv(BaseWrapper[Any, Any, Any]):
         tell = None if agent == JUDGE else getattr(self.env, "privileged_for", None)
         return "" if tell is None else str(tell(agent))
 
+    def demonstration_for(self, agent: str) -> str:
+        """A solver's reply, see `TextEnv`; to a solver's moves the judge says that they are right."""
+        tell: Any = self.env
+        return "right" if agent == JUDGE else str(tell.demonstration_for(agent))
+
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
         """Starts an episode of the environment."""
         self.env.reset(seed=seed, options=options)

@@ -174,6 +174,15 @@ class raw_env(BoardEnv):
         info = {"distance": level.distances[cell], "optimum": level.optimum}
         return AnswerResult(cell, solved, note, refused, info=info)
 
+    def _demonstrate(self, state: BoardState, agent: str) -> str:  # noqa: ARG002 - the same for both
+        level, cell, moves = state.level, state.position, list[str]()
+        while cell != level.goal:
+            near = plan_path.neighbours(level.height, level.width)[cell].items()
+            left = level.distances[cell] - 1
+            move, cell = next((m, c) for m, c in near if level.distances[c] == left)
+            moves.append(move)
+        return self._written(state, tuple(moves))
+
     def _situation(self, state: BoardState) -> str:
         far = state.level.distances[state.position]
         return "near" if far <= NEAR else "far" if far > FAR else "between"

@@ -187,6 +187,10 @@ class raw_env(BoardEnv):
         }
         return AnswerResult(position, solved, note, len(refused), lost, info)
 
+    def _demonstrate(self, state: BoardState, agent: str) -> str:  # noqa: ARG002 - the same for both
+        solution = sokoban.solve(state.level.room, state.position)
+        return self._written(state, tuple(solution.moves) if solution else ())
+
     def _situation(self, state: BoardState) -> str:
         left = (state.position.boxes & ~state.level.room.goals).bit_count()
         return f"{left} boxes off goals"

@@ -294,6 +294,14 @@ class raw_env(BoardEnv):
                 break
         return _answer_result(level, tuple(values), len(answer), reasons, looked)
 
+    def _demonstrate(self, state: BoardState, agent: str) -> str:  # noqa: ARG002 - the same for both
+        level, position = state.level, state.position
+        blanks = [cell for cell, value in enumerate(position) if not value]
+        if self.prompt == "small":
+            blanks = [_easiest(level.size, position)[0]]
+        places = ((*divmod(cell, int(level.size)), int(level.solution[cell])) for cell in blanks)
+        return self._written(state, tuple(Fill(*place) for place in places))
+
     def _situation(self, state: BoardState) -> str:
         share = sum(1 for value in state.position if not value) / len(state.position)
         return "few blanks" if share < 1 / 3 else "many blanks" if share > 2 / 3 else "some blanks"

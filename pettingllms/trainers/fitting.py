@@ -20,6 +20,7 @@ and to lack what few have:
 | `cross_runs`: programs and tests that can be run on each other, `env.cross` | the roles, `"cross_runs": ("coder", "tester")` |
 | `calls`: an agent that calls others, as often as it likes | its name, `"caller": "planner_0"` |
 | `privileged`: what agents are not told, such as the right answer | nothing: it overrides `TextEnv._privileged`, or has a method `privileged_for(agent)` |
+| `demonstrations`: a solver, whose replies can be learned from | nothing: it overrides `TextEnv._demonstrate`, or has a method `demonstration_for(agent)` |
 | `judge`: an agent that says of every reply whether it is right | its name, `"judge": "judge_0"` |
 """
 
@@ -54,6 +55,12 @@ def _tells_judges(env: Any) -> bool:
     if isinstance(env, TextEnv):
         return type(env)._privileged is not TextEnv._privileged
     return hasattr(env, "privileged_for")
+
+
+def _has_solver(env: Any) -> bool:
+    if isinstance(env, TextEnv):
+        return type(env)._demonstrate is not TextEnv._demonstrate
+    return hasattr(env, "demonstration_for")
 
 
 NEEDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
@@ -101,6 +108,11 @@ NEEDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         lambda env: not _tells_judges(env.unwrapped),
         "asks how likely replies are to someone who knows the solution, and {env} tells of none (coding, "
         "math, read, and search do; one of your own overrides `_privileged`)",
+    ),
+    "demonstrations": (
+        lambda env: not _has_solver(env.unwrapped),
+        "learns its reward from a solver's episodes, and {env} has no solver (plan_path, sokoban, and sudoku "
+        "do; one of your own overrides `_demonstrate`)",
     ),
     "judge": (
         lambda env: not env.metadata.get("judge"),

@@ -44,6 +44,7 @@ _FILES = {
     "hindsight": ("hindsight:Hindsight",),
     "league": ("league:League", "rivals:Rivals"),
     "judged": ("judged:LearnedJudge",),
+    "ma_airl": ("ma_airl:MaAirl",),
 }
 METHODS = Registry(
     "method",
