@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("model"))
 
 
-def trainer_of(model: Path, env: type[TextEnv] = Solved, **changes: Any) -> ATGRPO:
+def trainer_of(model: Path, env: Callable[..., TextEnv] = Solved, **changes: Any) -> ATGRPO:
     policies = load_policies(model, {"writer": "writer", "reader": "reader"}, lora_r=4)
     return ATGRPO(dataclasses.replace(CONFIG, **changes), env(max_turns=2), policies)
 
