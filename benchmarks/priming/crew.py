@@ -26,7 +26,7 @@ OUT = Path(__file__).parents[1] / "out" / "crew" / "base"
 GOOD = 0.4
 """Share of the conductor's demonstrations that are right."""
 MOST_ERRANDS = 3
-PHASE = Phase("form", steps=900, habit=None, muon_lr=0.02, adamw_lr=3e-3)
+PHASE = Phase("form", steps=500, habit=None, muon_lr=0.02, adamw_lr=3e-3)
 
 
 class Demos:

@@ -126,8 +126,8 @@ class CrewState:
     answer: str | None = None
 
     def value(self, fact: Fact) -> str:
-        """What a note says of its person."""
-        return self.facts[fact[0]][fact[1]]
+        """What a note says of its person; "" of nobody."""
+        return self.facts[fact[0]].get(fact[1], "")
 
     def fact(self, errand: Errand) -> Fact:
         """The fact that a call asks for: of the person named last; of "" if there is none."""
@@ -218,7 +218,9 @@ class raw_env(TeamEnv):
         said = {role: draw.sample(JOBS[role].values[self.split], PERSONS) for role in self.pool}
         said["clerk"] = [*people[1:], people[0]]
         facts = {role: dict(zip(people, values, strict=True)) for role, values in said.items()}
-        hops, last = draw.randint(max(1, missing), 2), draw.choice(self.pool)
+        # Only the clerk's notes lead to others, and nobody is asked twice.
+        hops = draw.randint(max(1, missing), 2)
+        last = draw.choice(self.pool[hops - 1 :])
         chain = (*[("clerk", people[0])][: hops - 1], (last, people[hops - 1]))
         # The other notes are about people that do not matter.
         known = chain[: hops - missing]
