@@ -243,6 +243,7 @@ SCRIPTS = (
     *("alone", "between", "ensemble", "games", "habits", "late_outcome", "leader", "malt"),
     *(
         "alpha",
+        "crew",
         "distillation",
         "hindsight",
         "parts",

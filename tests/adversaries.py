@@ -345,7 +345,8 @@ ADVERSARIES: Mapping[str, Mapping[str, Mapping[str, Player]]] = {
                 ),
                 "copying": shown,
                 "substring": between(
-                    "result", lambda env, r=role: " ".join(env._state.facts[r].values())
+                    "result",
+                    lambda env: " ".join(env._state.facts[env._state.errands[-1].role].values()),
                 ),
                 "stalling": late(conducts, "<result>Later.</result>"),
             }

@@ -1,8 +1,8 @@
 """Make a base whose workers look up and whose conductor knows forms: `python -m benchmarks.priming.crew`.
 
 Demonstrations have the prompts of `crew`, with the names of all splits. Workers answer what they are asked. Of the conductor's replies a
-share `GOOD` is what the question takes; the others are drawn: a call of any worker about any person of the prompt, or an answer that the prompt names.
-The base therefore asks too much and the wrong workers, and stops too early or too late.
+share `GOOD` is what the question takes; the others are drawn: mostly a call of any worker about any person of the prompt, else an answer that the prompt names.
+The base therefore asks too much and the wrong workers, and sometimes stops too early.
 
 Tokenizer and model are the base's own: every word is a token, and the model has two of the embedded model's five layers.
 """
@@ -23,10 +23,10 @@ from pettingllms.envs.base import SPLITS
 from pettingllms.envs.crew_v0 import CONDUCTOR, JOBS, CrewState, raw_env
 
 OUT = Path(__file__).parents[1] / "out" / "crew" / "base"
-GOOD = 0.4
-"""Share of the conductor's demonstrations that are right."""
+GOOD, CALLS = 0.5, 0.8
+"""Share of the conductor's demonstrations that are right, and of calls among the others."""
 MOST_ERRANDS = 3
-PHASE = Phase("form", steps=500, habit=None, muon_lr=0.02, adamw_lr=3e-3)
+PHASE = Phase("form", steps=1000, habit=None, muon_lr=0.02, adamw_lr=3e-3)
 
 
 class Demos:
@@ -60,7 +60,7 @@ class Demos:
         call = right_call(state)
         answer = state.value(state.chain[-1])
         if rng.random() > GOOD:
-            call = any_call(state, rng) if rng.random() < 0.5 else None
+            call = any_call(state, rng) if rng.random() < CALLS else None
             answer = rng.choice(prompt.split()[2:])
         return Demo(prompt, f"{call[0]} {call[1]}" if call else f"answer {answer}")
 
@@ -78,7 +78,7 @@ def any_call(state: CrewState, rng: random.Random) -> tuple[str, str]:
 
 def fact_text(state: CrewState, fact: tuple[str, str]) -> str:
     """A worker's report."""
-    return f"{fact[1]} {JOBS[fact[0]].word} {state.value(fact)}"
+    return f"{JOBS[fact[0]].word} {fact[1]} {state.value(fact)}"
 
 
 def units() -> list[str]:

@@ -239,7 +239,7 @@ class raw_env(TeamEnv):
     def _told(self, state: CrewState, facts: Collection[Fact]) -> str:
         """Facts as text: words on a line each (compact), or sentences."""
         if self.prompt == "compact":
-            return "\n".join(f"{f[1]} {JOBS[f[0]].word} {state.value(f)}" for f in facts)
+            return "\n".join(f"{JOBS[f[0]].word} {f[1]} {state.value(f)}" for f in facts)
         sentences = (JOBS[f[0]].sentence.format(f[1], state.value(f)) for f in facts)
         return " ".join(f"{sentence}." for sentence in sentences)
 
