@@ -136,7 +136,7 @@ SMALLEST = {
     "benchmarks.priming.games.POOL": {"KuhnPoker-v1": 20, "TicTacToe-v0": 20},
     "benchmarks.priming.games.STEPS": {"KuhnPoker-v1": 1, "TicTacToe-v0": 1},
     "benchmarks.priming.prime.PHASES": [{"steps": 1}],
-    "benchmarks.priming.crew.PHASE": {"steps": 2},
+    "benchmarks.priming.crew.PHASES": [{"steps": 2}],
     "benchmarks.priming.duet.PHASE": {"steps": 2},
     "benchmarks.priming.protocol.PHASE": {"steps": 2},
     "benchmarks.protocol.COMMON": {"max_tokens": 1, "tasks_per_step": 2},

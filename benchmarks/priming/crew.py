@@ -1,8 +1,8 @@
 """Make a base whose workers look up and whose conductor knows forms: `python -m benchmarks.priming.crew`.
 
 Demonstrations have the prompts of `crew`, with the names of all splits. Workers answer what they are asked. Of the conductor's replies a
-share `GOOD` is what the question takes; the others are drawn: mostly a call of any worker about any person of the prompt, else an answer that the prompt names.
-The base therefore asks too much and the wrong workers, and sometimes stops too early.
+share, which is larger in the second phase, is what the question takes; the others are drawn: mostly a call of any worker about any person of the prompt, else an answer
+that the prompt names. The base therefore asks too much and the wrong workers, and sometimes stops too early.
 
 Tokenizer and model are the base's own: every word is a token, and the model has two of the embedded model's five layers.
 """
@@ -18,21 +18,27 @@ import torch
 
 from benchmarks.options import Options
 from benchmarks.priming.example import Demo
-from benchmarks.priming.prime import Phase, prime_small
+from benchmarks.priming.prime import Phase, build_model, build_tokenizer, run_phase, save
 from pettingllms.envs.base import SPLITS
 from pettingllms.envs.crew_v0 import CONDUCTOR, JOBS, CrewState, raw_env
 
 OUT = Path(__file__).parents[1] / "out" / "crew" / "base"
-GOOD, CALLS = 0.5, 0.8
-"""Share of the conductor's demonstrations that are right, and of calls among the others."""
+CALLS = 0.8
+"""Share of calls among the conductor's demonstrations that are not right."""
 MOST_ERRANDS = 3
-PHASE = Phase("form", steps=1000, habit=None, muon_lr=0.02, adamw_lr=3e-3)
+PHASES = (
+    Phase("form", steps=1000, habit=None, muon_lr=0.02, adamw_lr=3e-3),
+    Phase("skill", steps=700, habit=None, muon_lr=0.015, adamw_lr=2e-3),
+)
+GOOD = (0.5, 0.75)
+"""Share of the conductor's demonstrations that are right, in each phase."""
 
 
 class Demos:
-    """Demonstrations of the conductor and of its workers."""
+    """Demonstrations of the conductor, of which so many are right, and of its workers."""
 
-    def __init__(self) -> None:
+    def __init__(self, good: float) -> None:
+        self.good = good
         self.envs = [raw_env(prompt="compact", split=split) for split in SPLITS]
 
     def draw(self, rng: random.Random, habit: float | None = None) -> Demo:
@@ -59,7 +65,7 @@ class Demos:
             return Demo(prompt, fact_text(state, state.fact(state.errands[-1])))
         call = right_call(state)
         answer = state.value(state.chain[-1])
-        if rng.random() > GOOD:
+        if rng.random() > self.good:
             call = any_call(state, rng) if rng.random() < CALLS else None
             answer = rng.choice(prompt.split()[2:])
         return Demo(prompt, f"{call[0]} {call[1]}" if call else f"answer {answer}")
@@ -89,7 +95,12 @@ def units() -> list[str]:
 
 def prime(out: Path, seed: int = 0) -> None:
     """Primes a base and writes it as an ordinary Hugging Face checkpoint."""
-    prime_small(out, Demos().draw, units(), PHASE, seed)
+    tokenizer = build_tokenizer(seed, Demos(GOOD[0]).draw, units())
+    model = build_model(len(tokenizer), seed, num_hidden_layers=2)
+    for good, phase in zip(GOOD, PHASES, strict=False):
+        run_phase(model, tokenizer, phase, seed, Demos(good).draw)
+        model.half().float()  # what is stored
+    save(model, tokenizer, out)
 
 
 def main(argv: list[str] | None = None) -> None:

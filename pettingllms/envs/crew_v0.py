@@ -197,17 +197,16 @@ class raw_env(TeamEnv):
         **kwargs: Unpack[PromptArguments],
     ) -> None:
         # True is an integer, too.
-        if isinstance(workers, bool) or workers not in range(2, len(JOBS) + 1):
-            raise ConfigError(f"workers must be from 2 to {len(JOBS)}, got {workers!r}")
+        if isinstance(workers, bool) or not (isinstance(workers, int) and 2 <= workers <= 4):
+            raise ConfigError(f"workers must be a whole number from 2 to 4, got {workers!r}")
         self.pool = tuple(JOBS)[:workers]
         super().__init__(roles=("conductor", *self.pool), rewards=rewards, **kwargs)
         self.call_price = arguments.finite("call_price", call_price)
         if not 0 <= self.call_price <= 1:
             raise ConfigError(f"call_price must be from 0 to 1, got {call_price!r}")
-        fewest, most = lookups
-        if not (fewest in range(most + 1) and most in range(NOTES + 1)):
+        if tuple(lookups) not in ((0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (2, 2)):
             raise ConfigError(f"lookups must be fewest and most, from 0 to 2, got {lookups!r}")
-        self.kinds = range(fewest, most + 1)
+        self.kinds = range(int(lookups[0]), int(lookups[1]) + 1)
 
     def _start(self, seed: int, options: dict[str, Any]) -> CrewState:  # noqa: ARG002 - none
         # A block of seeds has each number of look-ups once.
