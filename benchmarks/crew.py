@@ -5,7 +5,7 @@
     python -m benchmarks.crew --dry-run  the trainings that are due
 
 In the fixed order every worker is called once, about a person that the conductor names, and then the conductor answers. Arms have the same base, prompts,
-turns, and number of generated tokens, and a policy for each role. Whole episodes are compared (`grpo`), since calls are worth something at the end only. The
+turns, method (the default), rewards, and number of generated tokens, and a policy for each role. The
 rate of each arm is that of the grid with the most success on validation tasks with the seed `TUNING`. Teams of the seeds `SEEDS` then
 play 200 test tasks, whose people are in no training task. Writes `results/crew.json`.
 """
@@ -42,13 +42,12 @@ from pettingllms.trainers.config import ATGRPOConfig, resolve
 RESULTS = Path(__file__).parent / "results" / "crew.json"
 TUNING, SEEDS = 100, (0, 1, 2)
 RATES = (1e-3, 3e-3, 1e-2)
-TOKENS = 60_000
+TOKENS = 120_000
 TASKS = 200
 FIXED = "fixed order"
 ARMS: Mapping[str, float] = {FIXED: 0.05, "chosen, no price": 0.0, "chosen, price 0.05": 0.05}
 """Arm -> price of a call."""
 SETTINGS: Mapping[str, Any] = {
-    "method": "grpo",
     "policies": "per-role",
     "num_generations": 8,
     "tasks_per_step": 12,
