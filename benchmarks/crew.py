@@ -153,6 +153,16 @@ def measured(runs: Mapping[str, Any], arm: str, when: str, what: str) -> np.ndar
     )
 
 
+def by_need(values: np.ndarray, split: str) -> str:
+    """Means over the tasks that need no call, one, and two; `values` has the shape (seeds, tasks)."""
+    env, needs = environment(FIXED, split), []
+    for task in held_out(env, split, values.shape[1]):
+        env.reset(seed=task.seed)
+        needs.append(env._state.missing)
+    places = [[n for n, need in enumerate(needs) if need == kind] for kind in env.kinds]
+    return ", ".join(f"{values[:, place].mean():.2f}" if place else "-" for place in places)
+
+
 def table(result: Mapping[str, Any]) -> Table:
     """Success and calls of each arm before and after training, and success against the fixed order."""
     runs, rows = result["runs"], []
@@ -165,9 +175,17 @@ def table(result: Mapping[str, Any]) -> Table:
         solved = measured(runs, arm, "after", "solved") - measured(runs, FIXED, "after", "solved")
         gain = gain_over_seeds(solved)
         gained = "" if arm == FIXED else f"{gain.mean:+.2f} [{gain.low:+.2f}, {gain.high:+.2f}]"
-        rows.append([arm, f"{rate_of(runs, arm):g}", *map(shown, [*success, *calls]), gained])
-    heads = ("success before", "after", "calls before", "after", "success above the fixed order")
-    return ["", "rate", *heads], rows
+        needs = [
+            by_need(measured(runs, arm, "after", what), "test") for what in ("solved", "calls")
+        ]
+        row = [*map(shown, success), needs[0], *map(shown, calls), needs[1], gained]
+        rows.append([arm, f"{rate_of(runs, arm):g}", *row])
+    heads = [
+        f"{what}{more}"
+        for what in ("success", "calls")
+        for more in (" before", " after", ", tasks that need 0, 1, 2 calls")
+    ]
+    return ["", "rate", *heads, "success above the fixed order"], rows
 
 
 def main(argv: Sequence[str] | None = None) -> None:

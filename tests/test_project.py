@@ -84,7 +84,7 @@ def test_the_core_needs_no_deep_learning_library() -> None:
 # Budgets and hygiene
 
 
-LINES, NODES = 57_911, 367_173
+LINES, NODES = 57_910, 367_176
 
 
 def test_the_package_keeps_its_size() -> None:
