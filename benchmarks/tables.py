@@ -244,6 +244,7 @@ SCRIPTS = (
     *(
         "airl",
         "alpha",
+        "crew",
         "distillation",
         "hindsight",
         "parts",
