@@ -32,7 +32,6 @@ from pettingllms.envs import ENVIRONMENTS
 HERE = Path(__file__).parent
 PAGES = (
     HERE.parent / "README.md",
-    HERE.parent / "docs" / "advice.md",
     HERE.parent / "docs" / "results" / "pretrained.md",
     HERE / "results" / "tables.md",
     HERE.parent / "sandbox" / "README.md",
