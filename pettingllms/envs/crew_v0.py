@@ -134,8 +134,8 @@ class CrewState:
 
     def needs(self, fact: Fact) -> bool:
         """Whether a fact is the one to be asked for next."""
-        known = len(self.chain) - self.missing + self.told
-        return self.chain[known : known + 1] == (fact,)
+        place = len(self.chain) - self.missing + self.told
+        return self.chain[place : place + 1] == (fact,)
 
 
 def _words(text: str) -> list[str]:
@@ -155,13 +155,13 @@ def parse_lead(text: str, prompt: str, pool: Sequence[str]) -> SearchReply | Par
         names, line = (*pool,) if reply.kind == "call" else (), reply.said
     else:
         line = line.rpartition("\n")[2] if prompt == "compact" else line.partition("\n")[0]
-    name, _, said = line.partition(mark) if names else (ANSWER, "", line)
+    name, _, task = line.partition(mark) if names else (ANSWER, "", line)
     name = name[:MOST_CHARS].strip().lower()
     if names and name not in names:
         return ParseError(f"there is no worker {name[:40]!r}; the crew is {', '.join(pool)}")
-    if len(said) > MOST_CHARS or not normal(said):
+    if len(task) > MOST_CHARS or not normal(task):
         return ParseError(f"what is asked or answered has 1 to {MOST_CHARS} characters")
-    return SearchReply(name, " ".join(said.split()))
+    return SearchReply(name, " ".join(task.split()))
 
 
 class raw_env(TeamEnv):
@@ -211,17 +211,19 @@ class raw_env(TeamEnv):
         missing = self._random(block).sample(self.kinds, len(self.kinds))[place]
         draw = self._random(seed)
         people = draw.sample(PEOPLE[self.split], PERSONS)
-        said = {role: draw.sample(JOBS[role].values[self.split], PERSONS) for role in self.pool}
-        said["clerk"] = [*people[1:], people[0]]
-        facts = {role: dict(zip(people, values, strict=True)) for role, values in said.items()}
+        values_of = {
+            role: draw.sample(JOBS[role].values[self.split], PERSONS) for role in self.pool
+        }
+        values_of["clerk"] = [*people[1:], people[0]]
+        facts = {role: dict(zip(people, values, strict=True)) for role, values in values_of.items()}
         # Only the clerk's notes lead to others, and nobody is asked twice.
         hops = draw.randint(max(1, missing), 2)
         last = draw.choice(self.pool[hops - 1 :])
         chain = (*[("clerk", people[0])][: hops - 1], (last, people[hops - 1]))
         # The other notes are about people that do not matter.
-        known = chain[: hops - missing]
-        others = [(draw.choice(self.pool), person) for person in people[2 + len(known) :]]
-        return CrewState(facts, chain, tuple(draw.sample([*known, *others], NOTES)), missing)
+        shown = chain[: hops - missing]
+        others = [(draw.choice(self.pool), person) for person in people[2 + len(shown) :]]
+        return CrewState(facts, chain, tuple(draw.sample([*shown, *others], NOTES)), missing)
 
     def _next_agent(self, state: CrewState, agent: str | None) -> str:  # noqa: ARG002 - state says
         due = state.errands[-1:] and state.errands[-1].report is None
@@ -341,8 +343,8 @@ class raw_env(TeamEnv):
 def _tells(state: CrewState, fact: Fact, report: str) -> bool:
     """Whether a report names what a note says, last, and nothing else of the worker's notes."""
     role, person = fact[0], fact[1].lower()
-    known = {person, *(value.lower() for value in state.facts[role].values())}
-    named = [word for word in _words(report) if word in known]
+    telling = {person, *(value.lower() for value in state.facts[role].values())}
+    named = [word for word in _words(report) if word in telling]
     if not person:
         return not named
     value = state.value(fact).lower()

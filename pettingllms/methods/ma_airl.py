@@ -170,9 +170,9 @@ class MaAirl(AtGrpo):
         """Steps the environment again, since no record has what would have followed a candidate."""
         env: PlayedEnv = Episode(self._env, trajectory.task, 0).env
         for group in trajectory.groups:
-            said = {c.completion.text: c.completion.token_ids for c in group.candidates}
-            branches: Sequence[PlayedEnv] = env.branch([*said], [*said.values()])
-            after = dict(zip(said, branches, strict=True))
+            ids_of = {c.completion.text: c.completion.token_ids for c in group.candidates}
+            branches: Sequence[PlayedEnv] = env.branch([*ids_of], [*ids_of.values()])
+            after = dict(zip(ids_of, branches, strict=True))
             for one in group.candidates if group.policy in self._policies.names else ():
                 following = self._shown(group.policy, after[one.completion.text])
                 yield group, one, Reply(group.prompt_ids, one.completion.token_ids, following)
@@ -231,9 +231,9 @@ class MaAirl(AtGrpo):
         shown = base.features([ids for o, _, after in replies for ids in (o, after) if ids], length)
         # The last token says only that the turn ends, and hardly knows what the reply was.
         over = {o + a: max(1, len(a)) for o, a, _ in replies}
-        said = base.features([*over], length, over)
+        replied = base.features([*over], length, over)
         goes_on = {there: torch.tensor([float(there)]) for there in (False, True)}
-        rows = [(shown[o], said[o + a], shown[n or o], goes_on[bool(n)]) for o, a, n in replies]
+        rows = [(shown[o], replied[o + a], shown[n or o], goes_on[bool(n)]) for o, a, n in replies]
         return torch.stack([torch.cat(row) for row in rows])
 
     def _discriminator(self, name: str, size: int) -> Discriminator:
