@@ -52,7 +52,7 @@ ARMS = ("at_grpo", "agentrl")
 BASE = "base"
 RATES = (2e-3, 4e-3)
 TUNING, SEEDS = 40, (41, 42, 43)
-TOKENS, UPDATES = 150_000, 10
+TOKENS, UPDATES = 90_000, 10
 VALIDATION_TASKS, TEST_TASKS = 100, 200
 SETTINGS: Mapping[str, Any] = {
     **presets.EMBEDDED,

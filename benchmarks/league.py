@@ -43,7 +43,7 @@ from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.types import Request
 
 RESULTS = Path(__file__).parent / "results" / "league.json"
-ARMS = ("latest", "uniform", "prioritized")
+ARMS = ("latest", "prioritized", "uniform")
 SEEDS = (0, 1, 2)
 EVERY = 16
 """Steps between two measurements."""
@@ -250,7 +250,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     cells = json.loads(options.out.read_text())["cells"] if options.out.exists() else {}
     until = time.monotonic() + 60 * options.minutes
-    for seed, arm in itertools.product(SEEDS, ARMS):
+    for arm, seed in itertools.product(ARMS, SEEDS):
         name = f"{arm}/{seed}"
         if name in cells or time.monotonic() >= until:
             continue
