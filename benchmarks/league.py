@@ -4,9 +4,8 @@
     python -m benchmarks.league             three kinds of opponents, three seeds each
     python -m benchmarks.league --minutes 0 what is finished
 
-The arms are the `opponents` of `--method league`; all else is as in `benchmarks.self_play`, with half as many tasks a step and
-a constant learning rate. Every `EVERY` steps the
-policy replies `REPLIES` times in each of the 12 situations. Everything else follows from the frequencies of its
+The arms are the `opponents` of `--method league`. All else is as in `benchmarks.self_play`, but for a constant learning rate, half as
+many tasks a step, and all weights trained in place of adapters. Every `EVERY` steps the policy replies `REPLIES` times in each of the 12 situations. Everything else follows from the frequencies of its
 moves by enumeration, with a reply without a legal move counted as a forfeited hand (the game lets a player try again). Elo
 ratings come from `HANDS` hands between any two players, drawn with these frequencies, of which the payoff in chips is
 the score. Finished trainings are kept in `results/league.json` and not repeated. One core, two CPU-minutes each.
@@ -58,6 +57,10 @@ SETTINGS: Mapping[str, Any] = {
     **SETUPS["kuhn"].settings,
     # Late steps change as much as early ones, which is harder on what was learned.
     "lr_scheduler_type": "constant",
+    # With adapters no move gets more than 0.8: both moves of a pair have nearly the same embedding in the base, and
+    # adapters leave embeddings as they are.
+    "full": True,
+    "learning_rate": 2e-4,
     "tasks_per_step": 6,
     "method": "league",
     "policies": "first=player,second=rival",
@@ -103,7 +106,8 @@ def train(arm: str, seed: int) -> dict[str, Any]:
         seed=seed,
         **{**SETTINGS, "method_args": {"opponents": arm}, "max_steps": VERSIONS[-1]},
     )
-    policies = load_policies(base, parse_policies(config.policies, roles_of(game)), seed=seed)
+    players = parse_policies(config.policies, roles_of(game))
+    policies = load_policies(base, players, seed=seed, full=True, reference=True)
     trainer, texts = ATGRPO(config, game, policies), situations()
     started, measured, opponents = time.process_time(), dict[str, Any](), list[int | None]()
     while True:
