@@ -51,6 +51,7 @@ RUN = [
     "peers_sweep --dry-run",
     "reading --dry-run --minutes 0 --only read relay",
     "distillation --dry-run --minutes 0",
+    "agentrl --dry-run --minutes 0",
     "reading --minutes 0 --only read relay",
     "errands",
     "relay",
@@ -98,6 +99,7 @@ LONGER = [
     "between --only signal",
     "search_team --only grpo",
     "search_team",
+    "agentrl --out made/agentrl.json",
     "paper debate --tokens 1 --seeds 0",
 ]
 """Commands that take more than a few seconds: `make test-benchmarks`."""
@@ -109,6 +111,7 @@ WITH_GAMES = [
     "games --only textarena:TicTacToe-v0 pettingzoo:classic/rps_v2",
     "priming.games",
     """self_play --game kuhn tictactoe --seeds 0 --set '{"max_steps": 1, "tasks_per_step": 1}'""",
+    "league --minutes 1 --out made/league.json",
 ]
 """Commands that need TextArena or PettingZoo's classic games: `make test-games`."""
 WITH_SMOLLM2 = [
@@ -124,6 +127,12 @@ ON_RAY = [
 """Commands that start processes on Ray: `make test-ray`."""
 SMALLEST = {
     "benchmarks.airl.RATES": [0.002],
+    "benchmarks.agentrl.SEEDS": [41],
+    "benchmarks.agentrl.SETTINGS": {"tasks_per_step": 2, "num_generations": 2},
+    "benchmarks.agentrl.TEST_TASKS": 2,
+    "benchmarks.agentrl.TOKENS": 1,
+    "benchmarks.agentrl.UPDATES": 1,
+    "benchmarks.agentrl.VALIDATION_TASKS": 2,
     "benchmarks.between.STEPS": 1,
     "benchmarks.blind.TESTED": 2,
     "benchmarks.crew.RATES": [0.003],
@@ -133,6 +142,10 @@ SMALLEST = {
     "benchmarks.ensemble.TABLE_TASKS": 12,
     "benchmarks.ensemble.TOKENS": 2,
     "benchmarks.habits.HALF": 1,
+    "benchmarks.league.EVERY": 1,
+    "benchmarks.league.REPLIES": 2,
+    "benchmarks.league.SETTINGS": {"tasks_per_step": 1},
+    "benchmarks.league.VERSIONS": [0, 1],
     "benchmarks.learning.PASSES": [1, 2],
     "benchmarks.games.EPISODES": 1,
     "benchmarks.priming.games.POOL": {"KuhnPoker-v1": 20, "TicTacToe-v0": 20},
