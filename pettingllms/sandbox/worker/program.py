@@ -85,9 +85,10 @@ def prepare(text: bytes) -> None:
     """Let tracebacks and `inspect` show the program's lines."""
     with contextlib.suppress(UnicodeDecodeError):  # the compiler says so
         # As it travels, whatever encoding the program declares: the model sees what it wrote.
-        source = io.StringIO(text.decode().removeprefix("\ufeff"), newline=None)
+        source = text.decode().removeprefix("\ufeff")
         # Without a newline at the end of the last line, the marks below it would be misplaced.
-        lines = [line.removesuffix("\n") + "\n" for line in source]
+        ended = source if source.endswith("\n") else f"{source}\n"
+        lines = io.StringIO(ended, newline=None).readlines()
         linecache.cache[FILE_NAME] = (len(text), None, lines, FILE_NAME)
 
 
