@@ -104,7 +104,8 @@ def row(output, error, value, seconds):
     return [*(text.decode("latin-1") for text in texts), seconds]
 def all_of(text, names, function, cases):
     ended = text if text.endswith("\\n") else text + "\\n"
-    linecache.cache["main.py"] = (len(text), None, ended.splitlines(True), "main.py")
+    lines = io.StringIO(ended, newline=None).readlines()
+    linecache.cache["main.py"] = (len(text), None, lines, "main.py")
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
