@@ -96,6 +96,8 @@ def _manual(module: str) -> str:
     from pettingllms.envs.team_env import TeamEnv
     from pettingllms.registry import resolve
 
+    # The example environments are in no package.
+    sys.path.insert(0, str(Path(__file__).parents[1]))
     shared = described(TeamEnv)
     own = [
         argument
