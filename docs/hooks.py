@@ -96,8 +96,9 @@ def _manual(module: str) -> str:
     from pettingllms.envs.team_env import TeamEnv
     from pettingllms.registry import resolve
 
-    # The example environments are in no package.
-    sys.path.insert(0, str(Path(__file__).parents[1]))
+    # Example environments are in no package, and MkDocs restores the path after this module's import.
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
     shared = described(TeamEnv)
     own = [
         argument

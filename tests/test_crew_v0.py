@@ -270,6 +270,8 @@ def test_splits_share_no_words():
         ({"workers": 1}, "workers must be a whole number from 2 to 4, got 1"),
         ({"workers": 3.0}, "got 3.0"),
         ({"lookups": (1,)}, "lookups must be fewest and most"),
+        ({"lookups": 1}, "lookups must be fewest and most"),
+        ({"lookups": None}, "lookups must be fewest and most"),
         ({"workers": True}, "got True"),
         ({"call_price": -0.1}, "call_price must be from 0 to 1, got -0.1"),
         ({"call_price": float("nan")}, "call_price"),

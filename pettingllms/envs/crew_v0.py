@@ -14,7 +14,7 @@ A question needs the notes of no worker, of one, or of two one after the other: 
 
 The conductor sees the question, two notes, and the reports so far; a worker sees its own notes and what it is asked. The called worker replies, and the
 conductor is next. In its last turn an answer is due, so an episode has one call less than turns.
-The first readable answer ends the episode, also for workers that were never called. The team succeeds if it is right
+The first readable answer ends the episode for all, including workers that were never called. The team succeeds if it is right
 up to case, punctuation, and articles. A reply that cannot be read uses up the turn, and a worker's counts as an empty report; the reason is in
 `infos[agent]["parse_error"]` and in the conductor's next full prompt. Nobody sees another's thinking.
 
@@ -72,7 +72,7 @@ def _by_split(texts: Sequence[str]) -> Mapping[str, Sequence[str]]:
 
 
 class Job(NamedTuple):
-    """What a worker has notes of: a word for it, two phrases, a question, and what notes can say."""
+    """What a worker's notes are about: a word for it, phrases, a question, and possible values."""
 
     word: str
     about: str
@@ -123,17 +123,17 @@ class CrewState:
     answer: str | None = None
 
     def value(self, fact: Fact) -> str:
-        """What a note says of its person; "" of nobody."""
+        """What a note says of its person; empty if there is none."""
         return self.facts[fact[0]].get(fact[1], "")
 
     def fact(self, errand: Errand) -> Fact:
-        """The fact that a call asks for: of the person named last; of "" if there is none."""
+        """The fact that a call asks for, about the person named last in it."""
         people = {person.lower(): person for person in self.facts["clerk"]}
         named = [people[word] for word in _words(errand.task) if word in people]
         return errand.role, named[-1] if named else ""
 
     def needs(self, fact: Fact) -> bool:
-        """Whether a fact is the one to be asked for next."""
+        """Returns whether a fact is the next one to ask for."""
         place = len(self.chain) - self.missing + self.told
         return self.chain[place : place + 1] == (fact,)
 
@@ -201,8 +201,11 @@ class raw_env(TeamEnv):
         self.call_price = arguments.finite("call_price", call_price)
         if not 0 <= self.call_price <= 1:
             raise ConfigError(f"call_price must be from 0 to 1, got {call_price!r}")
-        if tuple(lookups) not in ((0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (2, 2)):
-            raise ConfigError(f"lookups must be fewest and most, from 0 to 2, got {lookups!r}")
+        ranges = [(fewest, most) for most in range(3) for fewest in range(most + 1)]
+        if not isinstance(lookups, Sequence) or tuple(lookups) not in ranges:
+            raise ConfigError(
+                f"lookups must be fewest and most, two whole numbers from 0 to 2, got {lookups!r}"
+            )
         self.kinds = range(int(lookups[0]), int(lookups[1]) + 1)
 
     def _start(self, seed: int, options: dict[str, Any]) -> CrewState:  # noqa: ARG002 - none
@@ -341,7 +344,7 @@ class raw_env(TeamEnv):
 
 
 def _tells(state: CrewState, fact: Fact, report: str) -> bool:
-    """Whether a report names what a note says, last, and nothing else of the worker's notes."""
+    """Returns whether a report ends with what the note says, and names nothing else of the worker's notes."""
     role, person = fact[0], fact[1].lower()
     telling = {person, *(value.lower() for value in state.facts[role].values())}
     named = [word for word in _words(report) if word in telling]

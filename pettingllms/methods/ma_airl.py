@@ -1,8 +1,8 @@
 """A reward learned from a solver's episodes, by telling its replies from those of the policies.
 
 MA-AIRL (Yu et al. 2019, https://arxiv.org/abs/1907.13220): the adversarial inverse reinforcement learning of Fu et al. 2018
-(https://arxiv.org/abs/1710.11248) with a discriminator for each agent. Of 2002.10525, which puts a critic with
-attention in the place of the generator, nothing is here: AT-GRPO needs no critic.
+(https://arxiv.org/abs/1710.11248) with a discriminator for each agent. The attention critic of
+2002.10525 is not built, because AT-GRPO needs no critic.
 
 Shapes: `_N` replies, `_F` features of a reply: of o, of (o, a), of o', and 1 where o' is there.
 """
@@ -29,11 +29,11 @@ from pettingllms.trainers.method import argument, repaid
 from pettingllms.types import Candidate, Group, GroupKey, Sample
 
 LIMIT = 10.0
-"""Bound of |f| and |log pi|: without one, a long random reply would earn more than any that is right."""
+"""Bound of |f| and |log pi|: without it, a long random reply would earn more than a right one."""
 
 
 class Reply(NamedTuple):
-    """A reply a to the prompt o, and what the agent who acts next is shown, o'; token ids."""
+    """Token ids of a prompt o, a reply a, and the prompt o' of the agent that acts next."""
 
     prompt_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
@@ -42,7 +42,7 @@ class Reply(NamedTuple):
 
 
 class Discriminator:
-    """g and h of a role, which begin with 0; both are a `Critic` with `settings`.
+    """g and h of a role, both a `Critic` with `settings` that starts at 0.
 
     Args:
         size: features of a text.
@@ -80,7 +80,7 @@ class Discriminator:
 
 
 class MaAirl(AtGrpo):
-    """AT-GRPO on a reward that is learned from a solver's episodes, not on that of the environment.
+    """AT-GRPO on a reward learned from a solver's episodes instead of the environment's.
 
         f(o, a, o') = g(o, a) + gamma h(o') - h(o)
         D = exp f / (exp f + pi(a | o))         learns to be 1 for the solver's replies and 0 for those of a step
@@ -88,7 +88,7 @@ class MaAirl(AtGrpo):
 
     Each role has g and h, for each policy that plays it; they read hidden states of the base model: at the end of o and
     o', and the mean over a. o' is what the agent who acts next is shown; after the end h is 0. f and log pi are
-    kept within -10 and 10, and a reply that cannot be read is worth -10, the least that any can be.
+    kept between -10 and 10, and a reply that cannot be read earns -10, less than any other.
 
     Args:
         config: resolved settings of the run.
@@ -206,7 +206,7 @@ class MaAirl(AtGrpo):
     def _drawn(
         self, role: str, policy: str, count: int, step: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Features and log pi of so many replies of the solver."""
+        """Features and log pi of `count` replies of the solver."""
         if policy not in self._solved:
             solved = self._played_by_solver(policy)
             self._solved[policy] = {r: (of, self._features(policy, of)) for r, of in solved.items()}
