@@ -20,7 +20,6 @@ import pettingllms
 from pettingllms.cli import guard, train
 from pettingllms.cli.train import StopAsked, main, parse, parser
 from pettingllms.errors import ConfigError
-from pettingllms.trainers.method_names import GONE, OLD_OPTIONS
 from tests.tiny_lm import save_tiny
 
 ROOT = Path(__file__).parents[1]
@@ -214,8 +213,7 @@ def test_help_shows_every_option_once_and_does_not_wait_for_torch() -> None:
     assert shown.returncode == 0, shown.stderr
     options = re.findall(r"^  (--[a-z0-9-]+)", shown.stdout, re.MULTILINE)
     assert len(options) == len(set(options))
-    # Options of earlier versions work and are not shown.
-    dests = {action.dest for action in parser()._actions} - {*OLD_OPTIONS, GONE}
+    dests = {action.dest for action in parser()._actions}
     # A switch that is on by default is shown as the one that turns it off.
     names = {option[2:].replace("-", "_").removeprefix("no_") for option in options}
     assert names == dests

@@ -72,6 +72,13 @@ REPLIES = {
         "<say>dax</say><open>blue</open>",
         "<open>dax</open>",
     ),
+    "crew": (
+        "<call>clerk: Anna</call>",
+        "<call>vet: Anna and Karl</call>",
+        "<result>Anna works for Karl</result>",
+        "<answer>Karl</answer>",
+        "<call>baker: Anna</call>",
+    ),
     "duet": ("red", " Blue. ", "red blue", "dax"),
     "read": ("Karl lives in Rome.", "Rome", "Paris.", "It is Rome or Paris"),
     "nested search": (
@@ -94,7 +101,10 @@ COUNTED = {
     **{name: f"benchmarks.environments.{name}_v0:env" for name in MOVED},
     "toy": "tests.toy_env:env",
 }
-DECIDED = {ENVIRONMENTS.own["search"], "benchmarks.environments.debugging_v0:env"}
+DECIDED = {
+    *map(ENVIRONMENTS.own.get, ("crew", "search")),
+    "benchmarks.environments.debugging_v0:env",
+}
 """Environments that decide who acts."""
 CALLING = {"nested search": "tests.calling_envs:search"}
 FACTORIES = {**COUNTED, **CALLING, "delegating": "tests.delegating_env:env"}
@@ -251,6 +261,7 @@ BOARD: dict[str, Sequence[Any]] = {
 }
 LEGAL: dict[str, dict[str, Sequence[Any]]] = {
     "coding": {"steps": STEPS, "agents": ("single",), "families": (["words"], ["arithmetic"])},
+    "crew": {"call_price": (0, 0.3), "workers": (2, 4), "lookups": ((0, 0), (1, 2), (2, 2))},
     "debugging": {"steps": STEPS},
     "duet": {
         "rho": (0, 0.5, 1.0),

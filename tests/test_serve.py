@@ -507,12 +507,6 @@ def test_the_command_serves_a_run_and_stops_when_told_also_while_sampling(run, n
         assert b"the server is stopping" in rest
 
 
-@pytest.mark.parametrize("words", [["--backend", "vllm"], ["--backend=vllm"]])
-def test_the_old_name_of_the_sampler_is_taken_with_a_hint(words, capsys):
-    assert serve.parse(["runs/x", *words])[1].sampler == "vllm"
-    assert "--backend is called --sampler now" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("words", "error"),
     [

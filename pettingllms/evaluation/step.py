@@ -84,9 +84,9 @@ class Teacher:
 
     def route(self, episode: Episode, policy: str) -> Routed:
         """Returns the teacher after a wrong reply of the agent's own policy, else that policy."""
-        own = [group for group in episode.groups if group.key.agent == episode.agent]
+        groups = [group for group in episode.groups if group.key.agent == episode.agent]
         # The teacher has one try: an agent that it cannot help goes on by itself.
-        why = wrong(own[-1].chosen) if own and own[-1].policy != self.policy else None
+        why = wrong(groups[-1].chosen) if groups and groups[-1].policy != self.policy else None
         return Routed(self.policy, {"corrects": why}) if why else Routed(policy)
 
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 from pettingllms.envs.aec import clone_env
 from pettingllms.envs.several import parts_of
-from pettingllms.errors import ConfigError
 from pettingllms.rollout.engine import RolloutEngine, longest_prompts
 from pettingllms.rollout.episode import AnyEnv, tasks_of_step
 from pettingllms.rollout.shapes import RolloutShape
@@ -102,21 +101,6 @@ def shards(config: ResolvedConfig, tasks: Sequence[Task]) -> list[Sequence[Task]
     """Divides the tasks of a step into those that share batches, in order."""
     size = config.tasks_per_shard or max(1, len(tasks))
     return [tasks[start : start + size] for start in range(0, len(tasks), size)]
-
-
-def check_shards(config: ResolvedConfig) -> None:
-    """Refuses workers that would wait for one of them.
-
-    Raises:
-        ConfigError: several workers, and no shards to divide a step's tasks into.
-    """
-    if config.workers > 1 and config.tasks_per_shard is None:
-        size = max(1, config.tasks_per_step // (2 * config.workers))
-        raise ConfigError(
-            f"workers {config.workers}: a step's {config.tasks_per_step} tasks share batches, so one "
-            f"worker would play them all; give --tasks-per-shard {size}, also to the runs that are "
-            "compared with this one, because it is part of the results"
-        )
 
 
 # ----------------------------------------------------------------------------- dynamic sampling

@@ -21,7 +21,7 @@ from pettingllms.trainers.per_policy import trained_settings
 
 
 def optimization(
-    config: ResolvedConfig, policies: PolicySet, method: Method
+    run: ResolvedConfig, policies: PolicySet, method: Method
 ) -> tuple[dict[str, ResolvedConfig], dict[str, int], dict[str, torch.optim.AdamW], dict[str, Any]]:
     """What an update needs of each trained policy.
 
@@ -30,22 +30,22 @@ def optimization(
         optimizers, and their schedules.
     """
     roles = policies.roles_to_policies
-    settings = trained_settings(config, roles)
+    settings = trained_settings(run, roles)
     updates = {policy: method.updates(policy, roles, tuple(settings)) for policy in settings}
     optimizers = {
         policy: torch.optim.AdamW(
             policies.parameters(policy),
-            lr=own.learning_rate,
-            betas=(own.adam_beta1, own.adam_beta2),
-            weight_decay=own.weight_decay,
+            lr=config.learning_rate,
+            betas=(config.adam_beta1, config.adam_beta2),
+            weight_decay=config.weight_decay,
         )
-        for policy, own in settings.items()
+        for policy, config in settings.items()
     }
     schedulers = {
         policy: get_scheduler(
-            own.lr_scheduler_type, optimizers[policy], own.warmup_steps, updates[policy]
+            config.lr_scheduler_type, optimizers[policy], config.warmup_steps, updates[policy]
         )
-        for policy, own in settings.items()
+        for policy, config in settings.items()
     }
     return settings, updates, optimizers, schedulers
 
