@@ -33,9 +33,11 @@ from pettingllms.evaluation.chunks import EPISODES_AT_ONCE
 from pettingllms.models import model_path
 from pettingllms.models.gguf import SMOLLM2
 from pettingllms.models.head import LOGITS_PER_CHUNK
+from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import own_names, trained_policies
 from pettingllms.policies.sources import check_model
 from pettingllms.rollout.shapes import RolloutShape
+from pettingllms.rollout.trajectory import Trajectory, in_order, with_advantages
 from pettingllms.runs import config_text
 from pettingllms.samplers.base import DEFAULT_TOKENS_PER_BATCH
 from pettingllms.session import TrainPlan, plan_run
@@ -43,7 +45,7 @@ from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig
 from pettingllms.trainers.method import Method
 from pettingllms.trainers.per_policy import by_base, own_settings
-from pettingllms.types import Task, policy_of, role_of
+from pettingllms.types import policy_of, role_of
 
 HERE, CPU = "here", "cpu"
 """In place of a GPU's name: this machine's GPU, its processor."""
@@ -447,22 +449,12 @@ def _measured(plan: TrainPlan) -> list[str]:
     config = plan.config
     tasks, rounds = min(MEASURED_TASKS, config.tasks_per_step), _evaluations(plan)
     with contextlib.closing(build_policies(config, plan.roles_to_policies)) as policies:
-        for count in (1, tasks):  # first calls take longer, so that the first step does not count
+        _evaluated(plan, policies)  # first calls take longer, so that the second ones count
+        for count in (1, tasks):
             small = dataclasses.replace(config, tasks_per_step=count, workers=0)
             _, metrics = ATGRPO(small, plan.env, policies).train_step()
-        began, held = time.monotonic(), list[Task]()
-        if rounds:
-            env = make_env(config, "test", plan.source, divide=True)
-            held = held_out(env, "test", min(EPISODES_AT_ONCE, config.eval_tasks))
-            evaluate(
-                env,
-                policies,
-                tasks=held,
-                max_new_tokens=config.max_completion_length,
-                temperature=config.temperature,
-                scoring_threads=config.scoring_threads,
-            )
-        played_s = (time.monotonic() - began) * config.eval_tasks / max(len(held), 1)
+        _NoneSilent(small, plan.env, policies).train_step()
+        held, played_s = _evaluated(plan, policies)
     scale = config.tasks_per_step / tasks
     steps_s = scale * metrics["time/step"] * config.max_steps
     lines = [
@@ -472,13 +464,41 @@ def _measured(plan: TrainPlan) -> list[str]:
         (duration(steps_s), f"all {config.max_steps} steps"),
         (duration(rounds * played_s), f"{rounds} evaluations of {config.eval_tasks} tasks"),
         (duration(steps_s + rounds * played_s), "the run"),
-        (size(_peak()), "most memory of this process so far"),
+        (size(_peak()), "most memory of this process, in a step without silent groups"),
     ]
     head = (
         f"# Time on this machine, measured with {tasks} of {config.tasks_per_step} tasks of a step"
     )
-    more = f", {len(held)} of {config.eval_tasks} of an evaluation" if rounds else ""
+    more = f", {held} of {config.eval_tasks} of an evaluation" if held else ""
     return ["", head + more, *(f"#   {value:>9}  {what}" for value, what in lines)]
+
+
+def _evaluated(plan: TrainPlan, policies: PolicySet) -> tuple[int, float]:
+    """Plays some of the held-out tasks; returns how many, and the seconds that all of them take."""
+    config = plan.config
+    if not config.eval_tasks:
+        return 0, 0.0
+    env = make_env(config, "test", plan.source, divide=True)
+    held = held_out(env, "test", min(EPISODES_AT_ONCE, config.eval_tasks))
+    began = time.monotonic()
+    evaluate(
+        env,
+        policies,
+        tasks=held,
+        max_new_tokens=config.max_completion_length,
+        temperature=config.temperature,
+        scoring_threads=config.scoring_threads,
+    )
+    return len(held), (time.monotonic() - began) * config.eval_tasks / len(held)
+
+
+class _NoneSilent(ATGRPO):
+    """Learns from every completion: an untrained team's groups are often silent, and a step then takes less memory than later ones."""
+
+    def credited(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        groups = [g for g in in_order(trajectories) if g.policy in self.casting.learners]
+        values = [float(place) for g in groups for place in range(1, len(g.candidates) + 1)]
+        return with_advantages(trajectories, groups, values)  # different, so that none are merged
 
 
 def _evaluations(plan: TrainPlan) -> int:
