@@ -70,14 +70,13 @@ from pettingllms.runs import (
 from pettingllms.runs.trackers import numbers_only, open_trackers, tracker_names
 from pettingllms.sandbox.isolation import announce
 from pettingllms.trainers.advice import Advice, check_advise
-from pettingllms.trainers.at_grpo import ATGRPO
+from pettingllms.trainers.at_grpo import ATGRPO, last_step
 from pettingllms.trainers.callbacks import Callback, Display, Lines, called
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
 from pettingllms.trainers.fitting import check_method
 from pettingllms.trainers.method import Method
 from pettingllms.trainers.metrics import gaps
 from pettingllms.trainers.per_policy import any_full
-from pettingllms.trainers.schedule import last_step
 from pettingllms.trainers.verify import Verifier
 
 LATE = (

@@ -144,7 +144,7 @@ class Request:
     seed: int
     """All randomness of its completions; between -2**63 and 2**62, ignored when greedy."""
     memory: Any = field(default=None, compare=False, repr=False)
-    """A `Memory` (`pettingllms.samplers.memory`) of the conversation that the prompt may go on from."""
+    """A `Memory` (`pettingllms.samplers.base`) of the conversation that the prompt may go on from."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from pettingllms.envs.several import longest, parts_of
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.models import model_path
 from pettingllms.models.gguf import SMOLLM2
-from pettingllms.models.head import LOGITS_PER_CHUNK
+from pettingllms.policies.packing import LOGITS_PER_CHUNK
 from pettingllms.policies.roles import own_names, trained_policies
 from pettingllms.policies.sources import check_model
 from pettingllms.rollout.shapes import RolloutShape

@@ -34,7 +34,6 @@ from pettingzoo.utils.wrappers.base import BaseWrapper
 
 from pettingllms.envs import arguments
 from pettingllms.envs.base import TextEnv
-from pettingllms.envs.files import importable
 from pettingllms.envs.several import Several, entries_of
 from pettingllms.errors import (
     CloneError,
@@ -43,7 +42,7 @@ from pettingllms.errors import (
     UnknownNameError,
     did_you_mean,
 )
-from pettingllms.registry import Registry, resolve
+from pettingllms.registry import Registry, importable, resolve
 
 AnyEnv = AECEnv[Any, Any, Any]
 NAMESPACE = "pettingllms/"

@@ -323,8 +323,10 @@ class PolicySet:
         """
         params = SamplingParams(**settings)
         _check_params(n, params)
+        if self.partners is None:
+            return self._sample_here(requests, n, params, on_completion)
         theirs = [place for place, request in enumerate(requests) if is_partner(request.policy)]
-        if not theirs or self.partners is None:
+        if not theirs:
             return self._sample_here(requests, n, params, on_completion)
         # Partners are asked first, so that their servers compute while the policies here are
         # sampled.

@@ -27,8 +27,7 @@ from pettingllms.errors import ConfigError
 from pettingllms.rollout.episode import AnyEnv, Branch, Episode, records, score
 from pettingllms.rollout.shapes import Move, Plan, RolloutShape
 from pettingllms.rollout.trajectory import Trajectory
-from pettingllms.samplers.base import DEFAULT_TOKENS_PER_BATCH, Sampler
-from pettingllms.samplers.memory import Memory
+from pettingllms.samplers.base import DEFAULT_TOKENS_PER_BATCH, Memory, Sampler
 from pettingllms.types import (
     Candidate,
     Completion,
