@@ -25,6 +25,15 @@ def role_of(agent: str) -> str:
     return match[1] if match else agent
 
 
+PARTNER = "api:"
+"""What the names of policies begin with that another server's model plays; the model follows."""
+
+
+def is_partner(policy: str) -> bool:
+    """Returns whether a model behind an API plays the policy: prompted in text, never trained."""
+    return policy.startswith(PARTNER)
+
+
 def policy_of(role: str, roles_to_policies: Mapping[str, str]) -> str:
     """The policy that plays a role, or an agent: its own, or else that of its role.
 

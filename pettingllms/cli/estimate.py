@@ -26,8 +26,7 @@ from pettingllms.envs.aec import AnyEnv, observe_text
 from pettingllms.envs.base import next_agent
 from pettingllms.envs.several import longest, parts_of
 from pettingllms.errors import ConfigError, did_you_mean
-from pettingllms.models import model_path
-from pettingllms.models.gguf import SMOLLM2
+from pettingllms.models import SMOLLM2, model_path
 from pettingllms.policies.packing import LOGITS_PER_CHUNK
 from pettingllms.policies.roles import own_names, trained_policies
 from pettingllms.policies.sources import check_model

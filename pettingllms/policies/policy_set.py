@@ -37,9 +37,8 @@ from pettingllms.samplers.base import (
     SampleSettings,
     SamplingParams,
     Weights,
-    is_partner,
 )
-from pettingllms.types import Completion, Request, Sample, policy_of
+from pettingllms.types import Completion, Request, Sample, is_partner, policy_of
 
 
 class Base:

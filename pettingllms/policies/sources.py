@@ -24,8 +24,7 @@ from safetensors import SafetensorError, safe_open
 
 from pettingllms.data import reach
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
-from pettingllms.models import SHIPPED, model_path, shipped
-from pettingllms.models.gguf import SMOLLM2, is_gguf
+from pettingllms.models import SHIPPED, SMOLLM2, is_gguf, model_path, shipped
 from pettingllms.policies.roles import BASE, is_own, pairs_of
 from pettingllms.policies.weights import CONFIG_FILE, DIGEST_KEY, WEIGHTS_FILE, read_config
 

@@ -155,8 +155,10 @@ class RolloutEngine:
                 cohort.pending[-1].complete([BLANK], self.pool)
                 continue
             prompt = episode.prompt()
-            own = self._given_to(episode.agent or "")
-            policy, notes = Routed(own) if self.route is None else self.route(episode, own)
+            policy_name = self._given_to(episode.agent or "")
+            policy, notes = (
+                Routed(policy_name) if self.route is None else self.route(episode, policy_name)
+            )
             seed = episode.seed(*self.seed, "sampling")
             ids = self.sampler.prompt_ids(self._reader(episode.agent or "", policy), prompt)
             if len(ids) > (longest := self.longest.get(policy, len(ids))):

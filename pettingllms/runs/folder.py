@@ -442,7 +442,7 @@ def versions() -> dict[str, str]:
 
 _PARTS = {"cast": "all", "reward_transform": "as_paid", "estimator": "at_grpo"}
 """Parts of a method until 0.2, in the order in which they are joined -> the default."""
-_ARGUMENTS = tuple(f"{part}_args" for part in _PARTS)
+_ARGUMENTS = tuple(f"{name}_args" for name in _PARTS)
 _GONE = (
     *(*_PARTS, *_ARGUMENTS, "shape", "stream_gradients"),
     *("serve", "server", "server_key", "server_timeout"),
@@ -476,9 +476,9 @@ def upgraded(values: Mapping[str, Any]) -> dict[str, Any]:
     settings = {name: value for name, value in values.items() if name not in _GONE}
     if settings.get("sampler") == "vllm-server":
         settings["sampler"] = "vllm"
-    old = {part: values.get(part) for part in _PARTS}
+    old = {hook: values.get(hook) for hook in _PARTS}
     if any(old.values()):
-        names = [_RENAMED.get(name, name) for part in _PARTS if (name := old[part] or _PARTS[part])]
+        names = [_RENAMED.get(name, name) for hook in _PARTS if (name := old[hook] or _PARTS[hook])]
         joined = "+".join(name for name in names if name not in ("all", "as_paid"))
         method = _METHODS.get(joined, joined)
         if _VARIANTS.get(settings.get("method", "")) != method:

@@ -35,13 +35,6 @@ SAMPLERS = Registry(
     },
 )
 DEFAULT_TOKENS_PER_BATCH = 1 << 16
-PARTNER = "api:"
-"""What the names of policies begin with that another server's model plays; the model follows."""
-
-
-def is_partner(policy: str) -> bool:
-    """Returns whether a model behind an API plays the policy: prompted in text, never trained."""
-    return policy.startswith(PARTNER)
 
 
 @dataclass(frozen=True, slots=True)

@@ -316,14 +316,14 @@ class ATGRPO:
             logp_BT, entropy_BT = policies.logprobs(
                 policy, batch, temperature=temperature, entropy=True, entropy_grad=entropic
             )
-            part = partial(policy_loss, config, whole)
+            loss_of = partial(policy_loss, config, whole)
             outputs = logp_BT, entropy_BT, base_BT
-            loss = part(batch, *outputs, meter)
+            loss = loss_of(batch, *outputs, meter)
             meter.check_finite("loss", loss)
             if roles is None:
                 loss.backward()
             else:
-                roles.backward(loss, batch, part, *outputs, LossMeter(policy))
+                roles.backward(loss, batch, loss_of, *outputs, LossMeter(policy))
 
 
 # -------------------------------------------------------------------- optimizers and schedules

@@ -439,7 +439,8 @@ class ATGRPOConfig:
             ApiSettings(self.api_base, args=dict(self.api_args))
         if self.sampler != vllm_args.AUTO:
             SAMPLERS.path_of(self.sampler)
-        vllm_args.check_options(self.vllm)
+        if self.vllm:
+            vllm_args.check_options(self.vllm)
         self.sandbox = SandboxSettings.of(self.sandbox).text
 
     def _take_method(self, given: Collection[str]) -> None:

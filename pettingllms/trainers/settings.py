@@ -130,7 +130,7 @@ def _as_text(name: str, value: Any) -> Any:
 
     Rows of a data set become a file, and its path is the setting.
     """
-    if name == "dataset":
+    if name == "dataset" and not isinstance(value, str | None):
         value = as_path(value)
     if isinstance(value, Path):
         return str(value)

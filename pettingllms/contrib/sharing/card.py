@@ -144,9 +144,10 @@ def public_settings(config: ATGRPOConfig) -> dict[str, Any]:
     if per_policy := config.policy_settings:
         public["policy_settings"] = {
             policy: {
-                name: _last(value) if name == "model" else value for name, value in own.items()
+                name: _last(value) if name == "model" else value
+                for name, value in overrides.items()
             }
-            for policy, own in per_policy.items()
+            for policy, overrides in per_policy.items()
         }
     return public
 

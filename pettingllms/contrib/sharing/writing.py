@@ -142,7 +142,7 @@ def prompts_of(config: ResolvedConfig) -> dict[str, dict[str, str]]:
     try:
         parts = parts_of(make_env(config, "test"))
         # Of a role that several environments have, its prompt in the first.
-        return {role: text for part in reversed(parts) for role, text in _first(part).items()}
+        return {role: text for env in reversed(parts) for role, text in _first(env).items()}
     except PettingLLMsError:
         return {}
 
