@@ -16,7 +16,7 @@ from pettingzoo import AECEnv
 
 from pettingllms.data.catalog import CATALOG
 from pettingllms.data.hub import divided
-from pettingllms.data.objects import as_path
+from pettingllms.data.rows import as_path
 from pettingllms.envs.aec import BRIDGES, clone_env, creator_of, made_by, made_with, takes_anything
 from pettingllms.envs.base import TextEnv
 from pettingllms.envs.reward_funcs import RewardFunction

@@ -11,8 +11,7 @@ import pytest
 
 from pettingllms.data import corpora
 from pettingllms.data.corpora import open_corpus, open_passages
-from pettingllms.data.questions import Passage
-from pettingllms.data.retrieval import Index
+from pettingllms.data.retrieval import Index, Passage
 from pettingllms.errors import DatasetError, UnknownNameError
 
 ROWS = (

@@ -58,7 +58,7 @@ from benchmarks.environments.coding_calls import (
     shown,
 )
 from pettingllms.data.asserts import Test
-from pettingllms.data.objects import Source
+from pettingllms.data.rows import Source
 from pettingllms.envs import coding_judge, coding_v0
 from pettingllms.envs.base import Outcome
 from pettingllms.envs.coding_judge import passes

@@ -26,8 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from pettingllms.data.hub import locate
-from pettingllms.data.questions import Passage
-from pettingllms.data.retrieval import K1, B, Index
+from pettingllms.data.retrieval import K1, B, Index, Passage
 from pettingllms.data.rows import TABLES, Located, RowError, is_blank, rows
 from pettingllms.errors import DatasetError
 

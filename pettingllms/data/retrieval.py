@@ -1,4 +1,4 @@
-"""Search in passages by BM25 (Lucene's variant, k1 1.5, b 0.75), scored and stored by `bm25s`.
+"""Questions that take a search, and search in passages by BM25 (Lucene's variant, k1 1.5, b 0.75), scored and stored by `bm25s`.
 
 Words are runs of letters, digits and underscores in lower case, without stop words and stemming; the
 first `MAX_WORDS` words of a query count. A passage that shares none of them is not found. Among equal
@@ -11,12 +11,40 @@ import logging
 import re
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from pettingllms.data.questions import Passage
+
+class Passage(NamedTuple):
+    """A text that can be found."""
+
+    text: str
+    title: str = ""
+
+    @property
+    def key(self) -> str:
+        """Name by which a question refers to it: its title, or its text if it has none."""
+        return self.title or self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question, its accepted answers, and what has to be found for it."""
+
+    text: str
+    answers: tuple[str, ...]
+    """Any of them is right. None where nobody knows the answer."""
+    gold: tuple[str, ...]
+    """Keys of the passages that it takes; empty where the data set does not name them."""
+    id: str
+    difficulty: str | None = None
+    """Such as `2 hops`, or the data set's own word."""
+    context: tuple[Passage, ...] = ()
+    """The passages that the data set gives along with it."""
+
 
 # A query may be any text of a model; this bounds what it costs to answer.
 MAX_WORDS = 32

@@ -88,7 +88,7 @@ from pettingllms.data import coding
 from pettingllms.data.asserts import Test
 from pettingllms.data.coding import CodingTask
 from pettingllms.data.coding_schemas import load_tasks
-from pettingllms.data.objects import Source
+from pettingllms.data.rows import Source
 from pettingllms.data.splits import Split
 from pettingllms.envs import arguments, coding_judge, small_text
 from pettingllms.envs.assertions import Run

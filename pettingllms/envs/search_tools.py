@@ -16,10 +16,9 @@ from typing import Any, cast
 
 from pettingllms.data import facts
 from pettingllms.data.corpora import open_corpus, open_passages
-from pettingllms.data.objects import Source, as_path
 from pettingllms.data.question_schemas import load_questions
-from pettingllms.data.questions import Passage, Question
-from pettingllms.data.retrieval import Index
+from pettingllms.data.retrieval import Index, Passage, Question
+from pettingllms.data.rows import Source, as_path
 from pettingllms.data.splits import Split
 from pettingllms.envs.parsing import ParseError
 from pettingllms.envs.search_text import (

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pettingllms.data.objects import as_path, is_table
+from pettingllms.data.rows import as_path, is_table
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.trainers.trl_names import advice
 
