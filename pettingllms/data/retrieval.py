@@ -1,6 +1,6 @@
-"""Questions that take a search, and search in passages by BM25 (Lucene's variant, k1 1.5, b 0.75), scored and stored by `bm25s`.
+"""Questions that take a search, passages, and the search in them by BM25.
 
-Words are runs of letters, digits and underscores in lower case, without stop words and stemming; the
+`bm25s` scores and stores (Lucene's variant, k1 1.5, b 0.75). Words are runs of letters, digits and underscores in lower case, without stop words and stemming; the
 first `MAX_WORDS` words of a query count. A passage that shares none of them is not found. Among equal
 scores the lower passage number comes first. Any text is a query.
 

@@ -5,9 +5,9 @@
 its end have changed: then the file was replaced, or cut and continued. A last line without an end is still being
 written, and waits. A line that is not an episode is kept with its number and the reason, and skipped.
 
-`facts` is a row of the table, `shown` the tree. Token ids are most of a line, and nobody reads them: only their number is kept. Everything
-else of the record reaches the page as it is, with the numbers that the page shows beside it: the page
-computes none. An `info` is whatever an environment says, so nothing is assumed of its values.
+`facts` is a row of the table, `shown` the tree. Token ids are most of a line, and nobody reads them: only their number
+is kept. Everything else of the record reaches the page as it is, with the numbers that the page shows beside it: the
+page computes none. An `info` is whatever an environment says, so nothing is assumed of its values.
 """
 
 from __future__ import annotations
