@@ -370,6 +370,8 @@ def output_text(value: Any, *, function: bool) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
+# ------------------------------------------------------------------------------------ problems
+
 STEPS = (2, 6)
 """Fewest and most steps of a task. Of the chains of one step, some families have none in a held-out split."""
 SHARES = {"numbers": 5, "words": 2, "arithmetic": 3}
@@ -410,7 +412,7 @@ def stages(rng: random.Random, family: Family, steps: int) -> tuple[int, ...]:
 def problem(
     rng: random.Random, steps: tuple[int, int], families: Sequence[str], split: Split
 ) -> Composition:
-    """Draws what a task computes: a chain of the split, or of three steps a composition of the"""
+    """Draws what a task computes: a chain of the split, or of three steps a known composition."""
     # A fixed number draws nothing: its tasks are those of versions that had no range.
     count = rng.randint(*steps) if steps[0] < steps[1] else steps[0]
     name = pick(rng, families)
@@ -425,6 +427,8 @@ def pick(rng: random.Random, families: Sequence[str]) -> str:
     """Picks one of `families`, as often as `SHARES` says."""
     return rng.choices(families, [SHARES[name] for name in families])[0]
 
+
+# --------------------------------------------------------------------------------------- tasks
 
 HIDDEN_TESTS = 6
 MUTANTS = 6

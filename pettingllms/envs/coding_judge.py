@@ -393,6 +393,8 @@ def _changes(node: ast.AST) -> list[tuple[str, object]]:
     return []
 
 
+# ---------------------------------------------------------------------------- tests of a tester
+
 WRONG_COST = 0.05
 """Half of the penalty for a reply that cannot be read."""
 

@@ -431,6 +431,8 @@ def _call(case: Case) -> bytes:
     return json.dumps([case.function, case.args]).encode("ascii")
 
 
+# ------------------------------------------------------------------------------------- settings
+
 BACKENDS = ("embedded", "docker")
 SANDBOXES = Registry("sandbox", {})
 """Back ends by name that other packages offer as `pettingllms.sandboxes`: what makes an object with
