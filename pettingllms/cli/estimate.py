@@ -30,9 +30,8 @@ from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.evaluation import evaluate, held_out
 from pettingllms.evaluation.ablation import role_teams
 from pettingllms.evaluation.chunks import EPISODES_AT_ONCE
-from pettingllms.models import model_path
-from pettingllms.models.gguf import SMOLLM2
-from pettingllms.models.head import LOGITS_PER_CHUNK
+from pettingllms.models import SMOLLM2, model_path
+from pettingllms.policies.packing import LOGITS_PER_CHUNK
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import own_names, trained_policies
 from pettingllms.policies.sources import check_model

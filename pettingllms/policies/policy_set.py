@@ -37,9 +37,8 @@ from pettingllms.samplers.base import (
     SampleSettings,
     SamplingParams,
     Weights,
-    is_partner,
 )
-from pettingllms.types import Completion, Request, Sample, policy_of
+from pettingllms.types import Completion, Request, Sample, is_partner, policy_of
 
 
 class Base:
@@ -323,8 +322,10 @@ class PolicySet:
         """
         params = SamplingParams(**settings)
         _check_params(n, params)
+        if self.partners is None:
+            return self._sample_here(requests, n, params, on_completion)
         theirs = [place for place, request in enumerate(requests) if is_partner(request.policy)]
-        if not theirs or self.partners is None:
+        if not theirs:
             return self._sample_here(requests, n, params, on_completion)
         # Partners are asked first, so that their servers compute while the policies here are
         # sampled.

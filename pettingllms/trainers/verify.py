@@ -23,7 +23,7 @@ import torch
 
 from pettingllms.rollout.trajectory import Trajectory, in_order
 from pettingllms.trainers.at_grpo import ATGRPO
-from pettingllms.trainers.batch import PolicyBatch, policy_batches
+from pettingllms.trainers.losses import PolicyBatch, policy_batches
 from pettingllms.trainers.metrics import LossMeter
 from pettingllms.types import Group, Request, Sample, role_of
 
@@ -77,7 +77,8 @@ class Verifier:
         for policy in self._before:
             # By the role that acted, not by the policy that the record names.
             played = [group for group in groups if self._plays(group) == policy]
-            batch = policy_batches(self.trainer.config, (policy,), played)[policy]
+            learner = {policy: self.trainer.settings[policy]}
+            batch = policy_batches(self.trainer.config, learner, played)[policy]
             if any(sample.advantage for sample in batch.samples):
                 self._found[policy] = list(self._update(policy, played, batch))
                 self._own[policy] = played
