@@ -39,7 +39,7 @@ from pettingllms.trainers.losses import RoleGradients, policy_loss
 from pettingllms.trainers.method import Casting, Method
 from pettingllms.trainers.metrics import Clock, LossMeter, rollout_metrics
 from pettingllms.trainers.play import Player, sampled
-from pettingllms.trainers.schedule import advance, last_step, optimization
+from pettingllms.trainers.schedule import advance, optimization
 from pettingllms.types import Advantage, Group, Task
 
 EPSILON = 1e-4
@@ -134,7 +134,7 @@ class ATGRPO:
         env: a template, copied for every task and never stepped itself.
         policies: of the roles; `load_policies` makes them.
         method: a class or an instance, in place of the one that `config` names.
-        callbacks: called after every step of `train`; see `pettingllms.trainers.callbacks`.
+        callbacks: of the run, see `pettingllms.trainers.callbacks`.
     """
 
     def __init__(
@@ -158,15 +158,6 @@ class ATGRPO:
             config, policies, self.method
         )
         self.trained = tuple(self.settings)
-
-    def take_steps(self) -> None:
-        """Takes steps until `max_steps`, `max_tokens`, or until a callback ends it."""
-        while self.step < last_step(self.config, self.step, self.tokens):
-            metrics = self.train_step()[1]
-            # All of them are called, also after one that ends training.
-            answers = [callback.on_step(self, metrics) for callback in self.callbacks]
-            if True in answers:
-                break
 
     def train_step(self) -> tuple[list[Trajectory], dict[str, float]]:
         """Takes a step and publishes its weights. Returns the records and what to log.

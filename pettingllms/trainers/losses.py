@@ -36,8 +36,6 @@ from pettingllms.trainers.batch import PolicyBatch
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.metrics import LossMeter
 
-BY_REPLIES = ("grpo", "sapo", "dr_grpo")
-"""Losses that average over completions; the others average over tokens."""
 SAPO_TEMPERATURES = 1.0, 1.05
 """For completions that are better and worse than their group, as the paper and TRL have them."""
 
