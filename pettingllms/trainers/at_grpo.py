@@ -136,7 +136,7 @@ class ATGRPO:
         env: a template, copied for every task and never stepped itself.
         policies: of the roles; `load_policies` makes them.
         method: a class or an instance, in place of the one that `config` names.
-        callbacks: called after every step of `train`; see `pettingllms.trainers.callbacks`.
+        callbacks: of the run, see `pettingllms.trainers.callbacks`.
     """
 
     def __init__(
@@ -161,15 +161,6 @@ class ATGRPO:
             config, policies, self.method
         )
         self.trained = tuple(self.settings)
-
-    def take_steps(self) -> None:
-        """Takes steps until `max_steps`, `max_tokens`, or until a callback ends it."""
-        while self.step < last_step(self.config, self.step, self.tokens):
-            metrics = self.train_step()[1]
-            # All of them are called, also after one that ends training.
-            answers = [callback.on_step(self, metrics) for callback in self.callbacks]
-            if True in answers:
-                break
 
     def train_step(self) -> tuple[list[Trajectory], dict[str, float]]:
         """Takes a step and publishes its weights. Returns the records and what to log.

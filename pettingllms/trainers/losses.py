@@ -156,8 +156,6 @@ def _merged(group: Group, candidates: Sequence[Candidate]) -> Iterable[Sample]:
     return merged.values()
 
 
-BY_REPLIES = ("grpo", "sapo", "dr_grpo")
-"""Losses that average over completions; the others average over tokens."""
 SAPO_TEMPERATURES = 1.0, 1.05
 """For completions that are better and worse than their group, as the paper and TRL have them."""
 

@@ -148,12 +148,12 @@ class Verifier:
 
     def _logprobs(self, policy: str, own: PolicyBatch) -> dict[Sample, torch.Tensor]:
         """Sample -> log-probabilities of its tokens in the trainer's forward pass."""
-        return self.policies.sample_logprobs(
-            policy,
-            own.samples,
+        says = self.policies.sample_logprobs(
+            ((policy, sample) for sample in own.samples),
             self.trainer.settings[policy].tokens_per_batch,
-            temperature=self.trainer.config.temperature,
+            self.trainer.config.temperature,
         )
+        return {sample: logp_T for (_, sample), logp_T in says.items()}
 
     def _endings(self, policy: str, groups: Sequence[Group], batch: PolicyBatch) -> Proof:
         """Whether the last token of completions that ended by themselves counts in the loss."""
