@@ -49,8 +49,8 @@ from pettingllms.types import Completion, Request
 
 RESULTS = Path(__file__).parent / "results" / "judged.json"
 TUNING, SEEDS = 100, (0, 1, 2)
-RATES = (5e-4, 1e-3, 3e-3)
-TOKENS = 60_000
+RATES = (3e-4, 1e-3, 3e-3)
+TOKENS = 40_000
 TASKS = 200
 ASKED = 8
 """Verdicts on each reply in the blind baseline."""
@@ -216,7 +216,7 @@ def played(trainer: ATGRPO, cell: Cell, split: str, tasks: int) -> dict[str, Any
     ]
     values, outcomes = (np.array(column) for column in zip(*said, strict=True))
     record |= {"verdict": round(float(values.mean()), 4), "outcome": agreement(values, outcomes)}
-    return record | blind_baseline(policies, cell.seed)
+    return record if cell.seed == TUNING else record | blind_baseline(policies, cell.seed)
 
 
 def trained(base: Path, cell: Cell, tokens: int, tasks: int) -> dict[str, Any]:
@@ -232,8 +232,9 @@ def trained(base: Path, cell: Cell, tokens: int, tasks: int) -> dict[str, Any]:
     trainer = ATGRPO(
         resolve(config, env), env, policies, method=AllTasks if cell.arm == EVERYWHERE else None
     )
-    split = "val" if cell.seed == TUNING else "test"
-    record = {"before": played(trainer, cell, split, tasks)}
+    tuning = cell.seed == TUNING
+    split = "val" if tuning else "test"
+    record = {} if tuning else {"before": played(trainer, cell, split, tasks)}
     while trainer.tokens < tokens:
         trainer.train_step()
     record["after"] = played(trainer, cell, split, tasks)
@@ -243,13 +244,14 @@ def trained(base: Path, cell: Cell, tokens: int, tasks: int) -> dict[str, Any]:
 
 
 def rate_of(runs: Mapping[str, Any], arm: str) -> float:
-    """The rate with the most success on validation tasks."""
+    """The rate with the most success on validation tasks; a judge that learns has one."""
+    arm = LEARNED if arm == EVERYWHERE else arm
     return max(RATES, key=lambda r: runs[Cell(arm, r, TUNING).name]["after"]["solved"].count("1"))
 
 
 def due(runs: Mapping[str, Any]) -> list[Cell]:
     """The trainings that are missing and can be named now."""
-    cells = [Cell(arm, rate, TUNING) for rate in RATES for arm in ARMS]
+    cells = [Cell(arm, rate, TUNING) for rate in RATES for arm in ARMS if arm != EVERYWHERE]
     if all(cell.name in runs for cell in cells):
         cells = [Cell(arm, rate_of(runs, arm), seed) for seed in SEEDS for arm in ARMS]
     return [cell for cell in cells if cell.name not in runs]
