@@ -279,16 +279,20 @@ def table(result: Mapping[str, Any]) -> Table:
     for arm in ARMS:
         ends = [shown(over_seeds(solved(runs, arm, when))) for when in ("before", "after")]
         gains = ["" if arm == over else gain(runs, arm, over) for over in (NONE, FROZEN)]
-        said = [
-            "" if arm == NONE else spread([float(run[when][what]) for run in of_seeds(runs, arm)])
-            for what in SAID
-            for when in ("before", "after")
-        ]
+        said = ["" if arm == NONE else said_by(of_seeds(runs, arm), what) for what in SAID]
         updates = spread([run["steps"] for run in of_seeds(runs, arm)], 0)
         rows.append([arm, f"{rate_of(runs, arm):g}", updates, *ends, *gains, *said])
-    heads = [f"{head} {when}" for head in SAID.values() for when in ("before", "after")]
     compared = ["minus no judge", "minus frozen"]
-    return ["judge", "rate", "updates", "success before", "after", *compared, *heads], rows
+    return ["judge", "rate", "updates", "success before", "after", *compared, *SAID.values()], rows
+
+
+def said_by(runs: Sequence[Any], what: str) -> str:
+    """A measure of a judge: its mean before training, and after it with the range of the seeds."""
+    before, after = (
+        [float(run[when][what]) for run in runs if run[when][what] is not None]
+        for when in ("before", "after")
+    )
+    return f"{fmean(before):.2f} to {spread(after)}" if before and after else "-"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
