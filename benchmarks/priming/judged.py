@@ -28,7 +28,10 @@ OUT = Path(__file__).parents[1] / "out" / "judged" / "base"
 ROLES = ("left", "right")
 PHRASES, WORDS = 16, ANSWERS[:4]
 WORLD: Mapping[str, Any] = {
-    **{"inputs": PHRASES, "answers": len(WORDS), "rho": 0.5, "q": 0.0},
+    "inputs": PHRASES,
+    "answers": len(WORDS),
+    "rho": 0.5,
+    "q": 0.0,
     # Nothing but the outcome: the default pays each right reply.
     "rewards": "sparse",
 }
