@@ -248,6 +248,7 @@ SCRIPTS = (
         "crew",
         "distillation",
         "hindsight",
+        "judged",
         "league",
         "parts",
         "peers_sweep",

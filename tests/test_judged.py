@@ -86,10 +86,36 @@ def test_replies_are_paid_and_compared_as_in_the_table() -> None:
 def test_verdicts_are_paid_and_compared_as_in_the_table(name: str) -> None:
     inputs, expected = TABLE[name]["inputs"], TABLE[name]["expected"]
     method = made("judged")
-    [credited] = method.credit([judged_episode(inputs["outcome"], [inputs["verdicts"]])])
+    one = judged_episode(inputs["outcome"], [inputs["verdicts"]])
+    # Without another outcome the task would teach nothing.
+    other = judged_episode(1 - inputs["outcome"], [[1, 1, 1]], episode=1)
+    credited, _ = method.credit([one, other])
     assert rewards_of(credited.groups, JUDGE) == pytest.approx(expected["reward"], abs=1e-6)
-    advantages = method.advantages(credited.groups)[1:]
+    advantages = method.advantages(in_order(method.credit([one, other])))[2:5]
     assert advantages == pytest.approx(expected["advantage"], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("solved", "learners"),
+    [
+        (0, set()),
+        (1, {"solver_0"}),
+        (2, {"solver_0", JUDGE}),
+        (6, {"solver_0", JUDGE}),
+        (7, {"solver_0"}),
+        (8, set()),
+    ],
+)
+def test_tasks_that_are_too_hard_or_easy_teach_nothing(solved: int, learners: set[str]) -> None:
+    # As the authors' code has it; verdicts differ, so that each decision could learn.
+    episodes = [
+        judged_episode(int(at < solved), [[1, -1, (-1) ** at], [1, 1, -1]], at) for at in range(8)
+    ]
+    method = made("judged", num_generations=8)
+    groups = in_order(method.credit(episodes))
+    values = iter(method.advantages(groups))
+    moved = {g.key.agent for g in groups for _ in g.candidates if next(values)}
+    assert moved == learners
 
 
 def test_verdicts_on_different_replies_are_not_compared() -> None:

@@ -30,7 +30,9 @@ class LearnedJudge(EpisodeCredit):
         A = (r - mean r) / (std r + epsilon)       with the deviation of the population (1 / n)
 
     R is the outcome of the episode, 1 for a success. A reply is compared with those of its agent in the same turn of the task's K
-    episodes, a verdict with the others on the same reply. A judge that does not learn gives one verdict on each reply.
+    episodes, a verdict with the others on the same reply. As in the authors' code, replies learn from tasks of which 1/8 to 7/8 of the
+    episodes succeed, and verdicts from 0.2 to 0.8: where all outcomes are equal, judges would learn to agree with themselves. A judge
+    that does not learn gives one verdict on each reply.
 
     Args:
         config: resolved settings of the run.
@@ -43,6 +45,7 @@ class LearnedJudge(EpisodeCredit):
     credits = "reward"
     compares = "reward"
     verdicts: int = argument(3, at_least=2, whole=True)
+    reply_shares, verdict_shares = (1 / 8, 7 / 8), (0.2, 0.8)
 
     def shape(self) -> RolloutShape:
         """K episodes with so many verdicts on each reply."""
@@ -69,7 +72,12 @@ class LearnedJudge(EpisodeCredit):
         return repaid(trajectory, reward)
 
     def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
-        """The reward above the mean of those it is compared with, exactly 0 where all earned the same."""
+        """The reward above the mean of those it is compared with; exactly 0 where all earned the same, and in tasks that are too hard or easy."""
+        # Decisions come by depth, so that the last one of an episode stays.
+        ends = {(group.key.task, group.key.episode): group for group in groups}
+        outcomes = defaultdict[str, list[bool]](list)
+        for (task, _), last in ends.items():
+            outcomes[task].append(bool(last.chosen.info["success"]))
         compared = defaultdict[Hashable, list[float]](list)
         for group in groups:
             compared[_key(group)] += [candidate.reward for candidate in group.candidates]
@@ -77,6 +85,10 @@ class LearnedJudge(EpisodeCredit):
         middle = {key: fmean(rewards) for key, rewards in compared.items()}
         scale = {key: pstdev(of) + EPSILON if scaled else 1.0 for key, of in compared.items()}
         silent = {key for key, of in compared.items() if max(of) - min(of) <= SAME}
+        for group in groups:
+            least, most = self.verdict_shares if group.key.agent == JUDGE else self.reply_shares
+            if not least <= fmean(outcomes[group.key.task]) <= most:
+                silent.add(_key(group))
         return [
             0.0 if (key := _key(g)) in silent else (c.reward - middle[key]) / scale[key]
             for g in groups
