@@ -67,6 +67,23 @@ class EvalConfig:
         "api:MODEL gives an agent's next reply after one that could not be read or made a score worse; only the "
         "team that it corrects plays, for pettingllms-data step",
     )
+    gate: str | None = policies_setting(
+        None,
+        "Refuse replies of low advantage and ask again (ReAd): a run, or an evaluation on --split train, whose "
+        "returns a critic learns; rewards: those of the environment, on boards",
+    )
+    gate_replies: int = policies_setting(
+        4,
+        "Gate: replies asked for at a decision; of none good enough, the best is played",
+        at_least=1,
+    )
+    gate_threshold: float = policies_setting(
+        0.0, "Gate: least advantage over an empty reply at which a reply is played"
+    )
+    gate_feedback: bool = policies_setting(
+        True,
+        "Gate: ask again with the same prompt, without the refused replies and their advantages",
+    )
     split: str = task_setting("test", "train, val or test", choices=SPLITS)
     limit: int | None = task_setting(
         None,

@@ -166,6 +166,7 @@ class Ensemble:
     routes: Mapping[str, Route] = field(default_factory=dict)
     seats: ClassVar[Mapping[str, str]] = {}
     """Places beside those of the agents, whose prompts a policy reads; see `Teacher`."""
+    gate: ClassVar[None] = None
 
     def described(self) -> dict[str, Any]:
         """Returns the rule and the tables as JSON has them."""

@@ -34,6 +34,7 @@ from pettingllms.types import Task, role_of
 
 if TYPE_CHECKING:
     from pettingllms.evaluation.ensembles import Ensemble
+    from pettingllms.evaluation.gate import Gated
     from pettingllms.evaluation.step import Teacher
 
 BASE, ADAPTERS, SWAPPED, PARTNERS = "base", "adapters", "swapped", "api"
@@ -112,7 +113,7 @@ def roll_out(
     chunk: Chunk,
     sampling: Sampling,
     on_batch: Callable[[Verdicts], None] = lambda _verdicts: None,
-    ensemble: Ensemble | Teacher | None = None,
+    ensemble: Ensemble | Gated | Teacher | None = None,
 ) -> list[Trajectory]:
     """Rolls out the episodes of one chunk, one completion a turn; those of each task in order.
 
@@ -124,7 +125,7 @@ def roll_out(
         chunk: the tasks, and which samples of each.
         sampling: how completions are drawn.
         on_batch: called before every batch with how the finished episodes ended; may raise to stop.
-        ensemble: several teams, or one and its teacher, of which it says who answers.
+        ensemble: several teams, or one with its teacher or its gate, of which it says who answers.
 
     Raises:
         ConfigError: the context of the model has no room for any prompt.
@@ -146,6 +147,7 @@ def roll_out(
         policies={**seats_to_policies, **(ensemble.seats if ensemble else {})},
         longest=longest_prompts(policies, sampling.max_new_tokens),
         route=None if ensemble is None else ensemble.route,
+        gate=None if ensemble is None else ensemble.gate,
     )
     return engine.run(
         chunk.tasks, lambda over: on_batch([episode.trajectory().success for episode in over])
@@ -229,8 +231,8 @@ class Lineup(NamedTuple):
     adapters: bool
     swap: Mapping[str, str] | None = None
     """Role -> the role whose policy answers for it."""
-    ensemble: Ensemble | Teacher | None = None
-    """Several teams with their adapters, or one and its teacher, of which it says who answers."""
+    ensemble: Ensemble | Gated | Teacher | None = None
+    """Several teams with their adapters, or one with its teacher or its gate, of which it says who answers."""
 
     def described(self) -> dict[str, Any]:
         """Returns what it plays with, as JSON has it."""

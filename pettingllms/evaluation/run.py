@@ -38,6 +38,7 @@ from pettingllms.evaluation.ensembles import (
     write_routes,
 )
 from pettingllms.evaluation.folder import EvalFolder, digest, write_file
+from pettingllms.evaluation.gate import GATED, gate_of
 from pettingllms.evaluation.playing import playing
 from pettingllms.evaluation.plots import bars
 from pettingllms.evaluation.rollouts import (
@@ -336,6 +337,9 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
         source,
         divide="dataset" not in options.over,
     )
+    if gate := gate_of(options, plan):
+        gated = Lineup(GATED, config.adapters is not None, ensemble=gate)
+        plan = dataclasses.replace(plan, teams=[*teams, gated])
     return plan_with(plan, ensemble, options) if ensemble else plan
 
 

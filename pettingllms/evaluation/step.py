@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote
 
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
@@ -68,6 +68,7 @@ class Teacher:
     """Corrects a team: gives an agent's next reply after a wrong one; has the hooks of `Ensemble`."""
 
     policy: str
+    gate: ClassVar[None] = None
 
     @property
     def seats(self) -> dict[str, str]:

@@ -87,6 +87,8 @@ class Episode:
         self._copies: list[Episode] = []
         self._left_at = 0
         """Decisions that a copy shares with the episode that it left."""
+        self.attempts: list[tuple[Any, float]] = []
+        """Replies at the pending decision that a gate has refused so far, with their advantages."""
         self.branching = Branching(self)
         self.memories = defaultdict[str, Memory](Memory)
         """Agent -> what the sampler keeps of its conversation."""
