@@ -32,7 +32,7 @@ from pettingllms.policies.policy_set import PolicySet
 from pettingllms.rollout.engine import Attempt, Routed
 from pettingllms.rollout.episode import Episode
 from pettingllms.rollout.files import TRAJECTORIES
-from pettingllms.rollout.pairs import read_episodes
+from pettingllms.rollout.pairs import read_episodes, said
 from pettingllms.rollout.trajectory import Trajectory, in_order
 from pettingllms.runs import CONFIG, read_config
 from pettingllms.samplers.base import Sampler, is_partner
@@ -130,7 +130,10 @@ class Gated:
         """The prompt with the refused replies and their advantages at its end."""
         if not self.tell:
             return prompt
-        lines = "\n".join(f"{advantage:+.2f}: {text.strip()}" for text, advantage in refused)
+        lines = "\n".join(
+            f"{advantage:+.2f}: {said('user', text)[0]['content'].strip()}"
+            for text, advantage in refused
+        )
         told = REFUSED.format(refused=lines)
         if not isinstance(prompt, Conversation):
             return f"{prompt}\n\n{told}"
@@ -177,34 +180,42 @@ def recorded(source: str) -> list[Trajectory]:
     return list(episodes)
 
 
+def check_gate(options: EvalConfig) -> None:
+    """Refuses settings that exclude each other.
+
+    Raises:
+        ConfigError: settings of a gate without one, or others that a gate does not go with.
+    """
+    if options.gate is None:
+        for name in ("gate_replies", "gate_threshold", "gate_feedback"):
+            if getattr(options, name) != getattr(EvalConfig, name):
+                raise ConfigError(f"{name} is for a gate; say what scores replies: --gate")
+        return
+    for name in ("members", "swap", "teacher"):
+        if getattr(options, name) is not None:
+            raise ConfigError(f"gate is for one team as it is; leave out --{name}")
+    if options.over.get("workers"):
+        raise ConfigError("gate plays in one process; leave out --workers")
+    if options.greedy and not options.gate_feedback and options.gate_replies > 1:
+        raise ConfigError("greedy gives the same reply again; leave out --no-gate-feedback")
+
+
 def gate_of(options: EvalConfig, plan: EvalPlan) -> Gated | None:
     """The gate that the settings ask for, if they do.
 
     Raises:
-        ConfigError: other options that exclude it, nothing that scores replies, or a record of other tasks or models.
+        ConfigError: nothing that scores replies, or a record of other tasks or models.
         RunFolderError: no record there, or a damaged line.
     """
-    usual = EvalConfig()
     if options.gate is None:
-        for name in ("gate_replies", "gate_threshold", "gate_feedback"):
-            if getattr(options, name) != getattr(usual, name):
-                raise ConfigError(f"{name} is for a gate; say what scores replies: --gate")
         return None
-    config, source = plan.config, options.gate
-    for name in ("members", "swap", "teacher"):
-        if getattr(options, name) is not None:
-            raise ConfigError(f"gate is for one team as it is; leave out --{name}")
-    if config.workers:
-        raise ConfigError("gate plays in one process; leave out --workers")
-    if options.greedy and not options.gate_feedback and options.gate_replies > 1:
-        raise ConfigError("greedy gives the same reply again; leave out --no-gate-feedback")
-    gate = Gated(source, options.gate_replies, options.gate_threshold, options.gate_feedback)
-    if source == REWARDS:
+    gate = Gated(options.gate, options.gate_replies, options.gate_threshold, options.gate_feedback)
+    if gate.source == REWARDS:
         _check_rewards(plan)
         return gate
-    _check_record(plan, Path(folder_and_team(source)[0]))
-    recorded(source)
-    gate.critics = Critics(config, by_policy=True, learning_rate=1e-3, epochs=30)
+    _check_record(plan, folder_and_team(gate.source)[0])
+    recorded(gate.source)
+    gate.critics = Critics(plan.config, by_policy=True, learning_rate=1e-3, epochs=30)
     return gate
 
 

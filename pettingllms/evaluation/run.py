@@ -38,7 +38,7 @@ from pettingllms.evaluation.ensembles import (
     write_routes,
 )
 from pettingllms.evaluation.folder import EvalFolder, digest, write_file
-from pettingllms.evaluation.gate import GATED, gate_of
+from pettingllms.evaluation.gate import GATED, check_gate, gate_of
 from pettingllms.evaluation.playing import playing
 from pettingllms.evaluation.plots import bars
 from pettingllms.evaluation.rollouts import (
@@ -293,6 +293,7 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
         ConfigError, UnknownNameError, DatasetError: settings that cannot be used.
     """
     teacher = teacher_of(options)
+    check_gate(options)
     options, ensemble = with_members(options)
     config = settings_of(options, source)
     if config.model is not None and not only_partners(config.policies):
