@@ -240,7 +240,7 @@ def _of_rows(table: Callable[[Any], Table], name: str) -> str:
 
 
 SCRIPTS = (
-    *("alone", "between", "ensemble", "games", "habits", "late_outcome", "leader", "malt"),
+    *("alone", "between", "ensemble", "games", "gate", "habits", "late_outcome", "leader", "malt"),
     *(
         "alpha",
         "distillation",
@@ -295,8 +295,8 @@ def tables() -> dict[str, Callable[[], str]]:
             "advice": partial(_of_script, "advice"),
             "advice_signals": partial(_of_script, "advice", "signals"),
         }
-    if published("protocol"):
-        makers["protocol_controls"] = partial(_of_script, "protocol", "controls")
+    more = {"gate_ranks": ("gate", "ranking"), "protocol_controls": ("protocol", "controls")}
+    makers |= {n: partial(_of_script, *of) for n, of in more.items() if published(of[0])}
     if published("search_team"):
         makers |= {"search_team": search_team, "search_norms": search_norms}
     if published("peers"):

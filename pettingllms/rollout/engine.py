@@ -184,20 +184,14 @@ class RolloutEngine:
             prompt = episode.prompt()
             own = self._given_to(episode.agent or "")
             policy, notes = Routed(own) if self.route is None else self.route(episode, own)
-            reader = self._reader(episode.agent or "", policy)
-            ids = self.sampler.prompt_ids(reader, prompt)
+            ids = self.sampler.prompt_ids(self._reader(episode.agent or "", policy), prompt)
             if len(ids) > (longest := self.longest.get(policy, len(ids))):
                 episode.end_overlong(len(ids), longest)
                 continue
             seed, again = episode.seed(*self.seed, "sampling"), len(episode.attempts)
-            if self.gate is not None and again:
+            if again:
                 seed = episode.seed(*self.seed, f"sampling again {again}")
-                refused = [(tried.completions[0].text, a) for tried, a in episode.attempts]
-                told = self.gate.feedback(prompt, refused)
-                more = self.sampler.prompt_ids(reader, told)
-                # Where feedback has no room, the agent is asked again without.
-                if len(more) <= self.longest.get(policy, len(more)):
-                    prompt, ids = told, more
+                prompt, ids = self._with_feedback(episode, policy, prompt, ids)
             memory = None
             if isinstance(prompt, Conversation) and not (self.sampler.continuous or again):
                 memory = cohort.memory(episode, len(ids))
@@ -210,6 +204,16 @@ class RolloutEngine:
         # one `n`.
         for n in sorted({decision.plan.draw for decision in asked}):
             self._ask([decision for decision in asked if decision.plan.draw == n], n)
+
+    def _with_feedback(
+        self, episode: Episode, policy: str, prompt: str, ids: tuple[int, ...]
+    ) -> tuple[str, tuple[int, ...]]:
+        """The prompt after refused replies; the prompt itself where what is added has no room."""
+        assert self.gate is not None
+        refused = [(tried.completions[0].text, advantage) for tried, advantage in episode.attempts]
+        told = self.gate.feedback(prompt, refused)
+        more = self.sampler.prompt_ids(self._reader(episode.agent or "", policy), told)
+        return (told, more) if len(more) <= self.longest.get(policy, len(more)) else (prompt, ids)
 
     def _ask(self, asked: Sequence[_Pending], n: int) -> None:
         """Samples for decisions, and has completions scored as they come, where the sampler tells."""
