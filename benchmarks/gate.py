@@ -27,7 +27,7 @@ from pettingllms.evaluation.gate import Gated
 from pettingllms.evaluation.run import plan_of
 from pettingllms.evaluation.scores import tokens_of
 from pettingllms.methods.q_tree import followed
-from pettingllms.rollout.engine import Attempt
+from pettingllms.rollout.engine import GatedReply
 from pettingllms.rollout.episode import Branch
 from pettingllms.rollout.trajectory import Trajectory, in_order
 
@@ -58,7 +58,7 @@ def one(seed: int, tokens: int, tasks: int) -> dict[str, Any]:
     """A team: which test tasks it solves in each way, tokens of an episode, and how the critic ranks replies."""
     folder = OUT / f"{tokens}-{seed}"
     run = warm.train(folder / "team", seed, env=ENV, max_tokens=tokens)
-    team = {"env": ENV, "adapters": run, "base": False}
+    team: dict[str, Any] = {"env": ENV, "adapters": run, "base": False}
     record = folder / "record"
     warm.play(record, seed, **team, split="train", limit=RECORD)
     gates: Mapping[str, Mapping[str, Any]] = {
@@ -76,14 +76,17 @@ def one(seed: int, tokens: int, tasks: int) -> dict[str, Any]:
     )
     episodes = {"plain": played["gated"]["adapters"], "vote": votes["vote"]}
     episodes |= {arm: teams["gated"] for arm, teams in played.items()}
-    result = {
+    result: dict[str, Any] = {
         "seed": seed,
         "solved": {arm: solved_digits(episodes[arm]) for arm in ARMS},
         "tokens": {arm: asked(episodes[arm]) for arm in ARMS},
         "ranks": ranks(run, record, episodes["plain"]),
     }
-    # The record has the reply that was played alone; the others are as long on average.
-    result["tokens"]["vote"] *= VOTERS
+    # The record has the reply alone that was played; those asked for are as long as in plain play.
+    decisions = {arm: sum(len(e.groups) for e in episodes[arm]) for arm in ("plain", "vote")}
+    result["tokens"]["vote"] = (
+        VOTERS * result["tokens"]["plain"] * decisions["vote"] / decisions["plain"]
+    )
     print(result, flush=True)
     return result
 
@@ -104,7 +107,7 @@ def ranks(run: Path, record: Path, episodes: Sequence[Trajectory]) -> dict[str, 
         gate.sampler(policies)
         advantages = gate.advantages(
             [
-                Attempt(g.policy, g.prompt_ids, Branch(g.chosen.completion, nothing, nothing))
+                GatedReply(g.policy, g.prompt_ids, Branch(g.chosen.completion, nothing, nothing))
                 for g in groups
             ]
         )
@@ -135,8 +138,9 @@ def table(result: Any) -> Table:
     rows = []
     for arm, title in ARMS.items():
         gains = [
-            "" if arm == other else shown(difference(solved[arm] - solved[other]))
+            "" if arm == other else f"{gain.mean:+.2f} [{gain.low:+.2f}, {gain.high:+.2f}]"
             for other in ("plain", "vote")
+            for gain in [difference(solved[arm] - solved[other])]
         ]
         tokens = spread([run["tokens"][arm] for run in runs], 0)
         rows.append([title, shown(estimate(solved[arm])), *gains, tokens])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -23,7 +24,7 @@ from pettingllms.evaluation.gate import Gated, learn
 from pettingllms.evaluation.rollouts import policies_by_seat, roll_out
 from pettingllms.evaluation.scores import scores_by_task, tokens_of
 from pettingllms.methods.critic import Critics
-from pettingllms.rollout.engine import Attempt
+from pettingllms.rollout.engine import GatedReply
 from pettingllms.rollout.episode import Branch
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.samplers.scripted import ScriptedSampler
@@ -41,9 +42,9 @@ def completion(*token_ids: int) -> Completion:
     return Completion((9,), token_ids, (), "", truncated=False, version=0)
 
 
-def attempt(*token_ids: int) -> Attempt:
+def attempt(*token_ids: int) -> GatedReply:
     nothing: Any = None
-    return Attempt("p", (9,), Branch(completion(*token_ids), nothing, nothing))
+    return GatedReply("p", (9,), Branch(completion(*token_ids), nothing, nothing))
 
 
 def asked(gate: Gated, advantages: list[float]) -> tuple[int, int]:
@@ -132,7 +133,7 @@ def test_a_critic_learns_replies_and_waiting_from_returns() -> None:
     policies: Any = Policies()
     learn(made, record, policies)
     gate = Gated("x", 4, 0.0, critics=made)
-    rows = [Attempt("p", (1, 2), attempt(ord(text), 0).branch) for text in "ab"]
+    rows = [GatedReply("p", (1, 2), attempt(ord(text), 0).branch) for text in "ab"]
     assert gate.advantages(rows) == pytest.approx(list(case["expected"]["A"].values()), abs=0.05)
 
 
@@ -321,3 +322,14 @@ def test_what_no_critic_can_judge_is_refused_with_the_cure(
     error = capsys.readouterr().err
     assert said in error
     assert len(error.strip().splitlines()) == 1
+
+
+def test_a_dry_run_counts_the_replies_that_may_be_asked_for(
+    words: list[str],  # noqa: F811
+    record: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    capsys.readouterr()
+    assert main([*words, "--gate", record, "--gate-replies", "4", "--dry-run"]) == 0
+    # Three tasks of four decisions: one reply each of the base, four with the gate.
+    assert re.search(r" 60  completions at most", capsys.readouterr().out)

@@ -84,7 +84,7 @@ def test_the_core_needs_no_deep_learning_library() -> None:
 # Budgets and hygiene
 
 
-LINES, NODES = 57_553, 364_021
+LINES, NODES = 57_912, 366_520
 
 
 def test_the_package_keeps_its_size() -> None:

@@ -7,7 +7,7 @@ After the abstract and the project page of Zhang et al., https://arxiv.org/abs/2
 A team's agents act one after the other, and o holds what was said before: Q(o, WAIT) is what the team reaches if the
 agent adds nothing, and the A of a turn add up to the joint advantage. WAIT is an empty reply. Q is learned as in the
 paper, by regression on the returns of recorded play. In environments whose rewards measure the distance to a solution,
-A may be the reward itself, of a copy that plays the reply: an oracle, which says what the best critic would be worth.
+A may be the reward itself, of a copy that plays the reply. That score knows the solution, and looks one reply ahead.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pettingllms.methods.critic import Critics
 from pettingllms.methods.q_tree import followed
 from pettingllms.models import shipped
 from pettingllms.policies.policy_set import PolicySet
-from pettingllms.rollout.engine import Attempt, Routed
+from pettingllms.rollout.engine import GatedReply, Routed
 from pettingllms.rollout.episode import Episode
 from pettingllms.rollout.files import TRAJECTORIES
 from pettingllms.rollout.pairs import read_episodes, said
@@ -103,7 +103,7 @@ class Gated:
         del episode
         return Routed(policy)
 
-    def advantages(self, attempts: Sequence[Attempt]) -> list[float]:
+    def advantages(self, attempts: Sequence[GatedReply]) -> list[float]:
         """A of each reply.
 
         Raises:

@@ -52,7 +52,7 @@ class Routed(NamedTuple):
     """More entries for the info of the record."""
 
 
-class Attempt(NamedTuple):
+class GatedReply(NamedTuple):
     """A reply that may be refused."""
 
     policy: str
@@ -64,7 +64,7 @@ class Attempt(NamedTuple):
 class Gate(Protocol):
     """Refuses replies before they are played; `pettingllms.evaluation.gate` has one."""
 
-    def advantages(self, attempts: Sequence[Attempt]) -> list[float]:
+    def advantages(self, attempts: Sequence[GatedReply]) -> list[float]:
         """A finite number for each reply."""
 
     def played(self, advantages: Sequence[float]) -> int | None:
@@ -267,7 +267,7 @@ class RolloutEngine:
         for decision in pending:
             asked = [*decision.episode.attempts, (decision, 0.0)]
             plain_ids = asked[0][0].request.prompt_ids
-            attempts.append(Attempt(decision.request.policy, plain_ids, decision.branches()[0]))
+            attempts.append(GatedReply(decision.request.policy, plain_ids, decision.branches()[0]))
         for decision, advantage in zip(pending, gate.advantages(attempts), strict=True):
             asked = decision.episode.attempts
             asked.append((decision, advantage))
