@@ -4,14 +4,16 @@
 
 AT-GRPO trains a team from the embedded base, which then plays training tasks: the returns from which the gate's critic learns.
 The team plays the same test tasks plainly; with the gate, whose agents read the refused replies or do not; with a gate by the
-environment's own rewards, an oracle; and three times at every decision, where the most frequent reply is played. On plain
-play the ranks of the critic's A are correlated with those of what followed the reply, and of its reward. Writes
+environment's own rewards, which know the solution, or by the length of a reply; and three times at every decision, where the most frequent reply is played. On plain
+play the ranks of the critic's A are correlated with those of what followed the reply, its reward, and its length. Writes
 `results/gate.json`. One core, five CPU-minutes a seed.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -23,8 +25,9 @@ from benchmarks import warm
 from benchmarks.advice import spearman
 from benchmarks.evidence import Table, difference, estimate, shown, solved_digits, spread
 from pettingllms.evaluation.config import EvalConfig
-from pettingllms.evaluation.gate import Gated
-from pettingllms.evaluation.run import plan_of
+from pettingllms.evaluation.gate import Gated, recorded
+from pettingllms.evaluation.rollouts import Lineup
+from pettingllms.evaluation.run import plan_of, run_plan
 from pettingllms.evaluation.scores import tokens_of
 from pettingllms.methods.q_tree import followed
 from pettingllms.rollout.engine import GatedReply
@@ -43,6 +46,7 @@ ARMS = {
     "gated": "gate",
     "quiet": "gate without feedback",
     "oracle": "gate by rewards, without feedback",
+    "length": "gate by length, without feedback",
     "vote": "vote of three",
 }
 QUIET = {"gate_feedback": False}
@@ -76,6 +80,7 @@ def one(seed: int, tokens: int, tasks: int) -> dict[str, Any]:
     )
     episodes = {"plain": played["gated"]["adapters"], "vote": votes["vote"]}
     episodes |= {arm: teams["gated"] for arm, teams in played.items()}
+    episodes["length"] = by_length(run, record, seed, tasks)
     result: dict[str, Any] = {
         "seed": seed,
         "solved": {arm: solved_digits(episodes[arm]) for arm in ARMS},
@@ -89,6 +94,33 @@ def one(seed: int, tokens: int, tasks: int) -> dict[str, Any]:
     )
     print(result, flush=True)
     return result
+
+
+class LengthGate(Gated):
+    """Refuses replies that are shorter than usual: a control for critics that prefer long ones."""
+
+    def advantages(self, attempts: Sequence[GatedReply]) -> list[float]:
+        """Tokens of each reply above the mean of its policy's recorded ones."""
+        return [len(a.branch.completion.token_ids) - self.usual[a.policy] for a in attempts]
+
+    @functools.cached_property
+    def usual(self) -> dict[str, float]:
+        """Policy -> mean tokens of its replies."""
+        groups = in_order(recorded(self.source))
+        return {
+            policy: fmean(tokens_of(g.chosen) for g in groups if g.policy == policy)
+            for policy in {group.policy for group in groups}
+        }
+
+
+def by_length(run: Path, record: Path, seed: int, tasks: int) -> list[Trajectory]:
+    """The episodes of a team that is gated by length."""
+    options = EvalConfig.of(
+        env=ENV, adapters=str(run), base=False, seed=seed, limit=tasks, gate=str(record), **QUIET
+    )
+    gate = LengthGate(str(record), options.gate_replies, options.gate_threshold, tell=False)
+    plan = replace(plan_of(options), teams=[Lineup("length", adapters=True, ensemble=gate)])
+    return list(run_plan(plan, None).episodes["length"])
 
 
 def asked(episodes: Sequence[Trajectory]) -> float:
@@ -117,13 +149,17 @@ def ranks(run: Path, record: Path, episodes: Sequence[Trajectory]) -> dict[str, 
     returns = [
         paid + later for paid, later in zip(rewards, followed(groups, 1.0).tolist(), strict=True)
     ]
+    lengths = [float(tokens_of(group.chosen)) for group in groups]
     ranked = {}
     for role in dict.fromkeys(group.key.role for group in groups):
         rows = [row for row, group in enumerate(groups) if group.key.role == role]
-        a, r, g = ([values[row] for row in rows] for values in (advantages, rewards, returns))
+        a, r, g, n = (
+            [values[row] for row in rows] for values in (advantages, rewards, returns, lengths)
+        )
         ranked[role] = {
             "return": spearman(a, g),
             "reward": spearman(a, r),
+            "length": spearman(a, n),
             "passed": fmean(value >= 0 for value in a),
         }
     return ranked
@@ -152,9 +188,9 @@ def ranking(result: Any) -> Table:
     rows = []
     for role in result["runs"][0]["ranks"]:
         of_role = [run["ranks"][role] for run in result["runs"]]
-        names = ("return", "reward", "passed")
+        names = ("return", "reward", "length", "passed")
         rows.append([role, *(spread([one[name] or 0.0 for one in of_role]) for name in names)])
-    return ["ranks of A with", "the return", "the reward", "A at least 0"], rows
+    return ["ranks of A with", "the return", "the reward", "the length", "A at least 0"], rows
 
 
 if __name__ == "__main__":
