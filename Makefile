@@ -13,7 +13,7 @@ PYTEST = PYTHONHASHSEED=0 $(BIN)/python -m pytest
 SETUP = PYTHON="$(PYTHON)" VENV="$(VENV)" TORCH_INDEX="$(TORCH_INDEX)" bash .ci/setup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train real listen eval test check docs coverage test-benchmarks test-browser test-clients test-elsewhere test-docker test-games test-ray test-real test-reasoning test-vllm test-gpu bench prime clean
+.PHONY: help setup train real listen eval test check docs coverage test-slow test-benchmarks test-browser test-clients test-elsewhere test-docker test-games test-ray test-real test-reasoning test-vllm test-gpu bench prime clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,8 +55,12 @@ docs: ## Build the documentation site into build/site; a broken link is an error
 
 coverage: setup ## Run the tests in one process and report the lines that none of them reaches
 	PYTHONHASHSEED=0 $(BIN)/coverage run -m pytest $(ARGS)
+	PYTHONHASHSEED=0 $(BIN)/coverage run -m pytest -m slow $(ARGS)
 	$(BIN)/coverage combine
 	$(BIN)/coverage report
+
+test-slow: setup ## Run the tests that take longer: whole trainings, commands, tutorials (10 CPU-minutes)
+	$(PYTEST) -m slow $(ARGS)
 
 test-benchmarks: setup ## Run longer commands of benchmarks/ with their smallest settings
 	$(PYTEST) -m benchmarks $(ARGS)

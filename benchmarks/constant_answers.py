@@ -94,6 +94,10 @@ ANSWERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("London",),
         ("Athens lives in London",),
     ),
+    "crew": (
+        ("<answer>Anna</answer><result>Anna</result>",),
+        ("<call>clerk: Anna</call><result>Anna works for Karl</result>", "<answer>Karl</answer>"),
+    ),
     "duet": (("red",), ("blue",)),
     "signal": (
         ("<say>dax</say><open>red</open>",),

@@ -2,16 +2,15 @@
 
     python -m benchmarks.gate [--seeds 0 1 2] [--tokens N] [--tasks N]
 
-AT-GRPO trains a team from the embedded base, which then plays training tasks: the returns from which the gate's critic learns.
-The team plays the same test tasks plainly; with the gate, whose agents read the refused replies or do not; with a gate by the
-environment's own rewards, which know the solution, or by the length of a reply; and three times at every decision, where the most frequent reply is played. On plain
-play the ranks of the critic's A are correlated with those of what followed the reply, its reward, and its length. Writes
-`results/gate.json`. One core, four CPU-minutes a seed.
+AT-GRPO trains a team from the embedded base, which then plays training tasks: the returns from which the gate's critic
+learns. The team plays the same test tasks plainly; with the gate, whose agents read the refused replies or do not; with a
+gate by the length of a reply in place of a critic; and three times at every decision, where the most frequent reply is
+played. On plain play the ranks of the critic's A are correlated with those of what followed the reply, its reward, and its
+length. Writes `results/gate.json`. One core, four CPU-minutes a seed.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,14 +24,13 @@ from benchmarks import warm
 from benchmarks.advice import spearman
 from benchmarks.evidence import Table, difference, estimate, shown, solved_digits, spread
 from pettingllms.evaluation.config import EvalConfig
-from pettingllms.evaluation.gate import Gated, recorded
+from pettingllms.evaluation.folder import read_trajectories
+from pettingllms.evaluation.gate import Gated
 from pettingllms.evaluation.rollouts import Lineup
 from pettingllms.evaluation.run import plan_of, run_plan
-from pettingllms.evaluation.scores import tokens_of
 from pettingllms.methods.q_tree import followed
-from pettingllms.rollout.engine import GatedReply
-from pettingllms.rollout.episode import Branch
 from pettingllms.rollout.trajectory import Trajectory, in_order
+from pettingllms.types import Completion, Group, Request
 
 ENV = "sokoban"
 OUT = warm.HERE / "out" / "gate"
@@ -45,7 +43,6 @@ ARMS = {
     "plain": "plain play",
     "gated": "gate",
     "quiet": "gate without feedback",
-    "oracle": "gate by rewards, without feedback",
     "length": "gate by length, without feedback",
     "vote": "vote of three",
 }
@@ -68,7 +65,6 @@ def one(seed: int, tokens: int, tasks: int) -> dict[str, Any]:
     gates: Mapping[str, Mapping[str, Any]] = {
         "gated": {"gate": record},
         "quiet": {"gate": record, **QUIET},
-        "oracle": {"gate": "rewards", **QUIET},
     }
     played = {
         arm: warm.play(folder / arm, seed, **team, **gate, limit=tasks)
@@ -99,18 +95,21 @@ def one(seed: int, tokens: int, tasks: int) -> dict[str, Any]:
 class LengthGate(Gated):
     """Refuses replies that are shorter than usual: a control for critics that prefer long ones."""
 
-    def advantages(self, attempts: Sequence[GatedReply]) -> list[float]:
-        """Tokens of each reply above the mean of its policy's recorded ones."""
-        return [len(a.branch.completion.token_ids) - self.usual[a.policy] for a in attempts]
-
-    @functools.cached_property
-    def usual(self) -> dict[str, float]:
-        """Policy -> mean tokens of its replies."""
-        groups = in_order(recorded(self.source))
-        return {
-            policy: fmean(tokens_of(g.chosen) for g in groups if g.policy == policy)
+    def learn(self, policies: Any) -> None:
+        """Means of the recorded replies of each policy, in tokens."""
+        del policies
+        groups = in_order(self._record)
+        self.usual = {
+            policy: fmean(tokens_of(g) for g in groups if g.policy == policy)
             for policy in {group.policy for group in groups}
         }
+
+    def advantages(self, requests: Sequence[Request], replies: Sequence[Completion]) -> list[float]:
+        """Tokens of each reply above the mean of its policy's recorded ones."""
+        return [
+            len(reply.token_ids) - self.usual[request.policy]
+            for request, reply in zip(requests, replies, strict=True)
+        ]
 
 
 def by_length(run: Path, record: Path, seed: int, tasks: int) -> list[Trajectory]:
@@ -118,14 +117,21 @@ def by_length(run: Path, record: Path, seed: int, tasks: int) -> list[Trajectory
     options = EvalConfig.of(
         env=ENV, adapters=str(run), base=False, seed=seed, limit=tasks, gate=str(record), **QUIET
     )
-    gate = LengthGate(str(record), options.gate_replies, options.gate_threshold, tell=False)
-    plan = replace(plan_of(options), teams=[Lineup("length", adapters=True, ensemble=gate)])
+    plan = plan_of(options)
+    gate = LengthGate(options, plan.config, read_trajectories(record)["adapters"])
+    plan = replace(plan, teams=[Lineup("length", adapters=True, ensemble=gate)])
     return list(run_plan(plan, None).episodes["length"])
+
+
+def tokens_of(group: Group) -> int:
+    """Tokens of all replies that were asked for at a decision."""
+    chosen = group.chosen
+    return int(chosen.info.get("gate_tokens", len(chosen.completion.token_ids)))
 
 
 def asked(episodes: Sequence[Trajectory]) -> float:
     """Mean tokens of all replies of an episode."""
-    return fmean(sum(tokens_of(g.chosen) for g in episode.groups) for episode in episodes)
+    return fmean(sum(map(tokens_of, episode.groups)) for episode in episodes)
 
 
 def ranks(run: Path, record: Path, episodes: Sequence[Trajectory]) -> dict[str, dict[str, Any]]:
@@ -134,14 +140,11 @@ def ranks(run: Path, record: Path, episodes: Sequence[Trajectory]) -> dict[str, 
     gate = plan.teams[-1].ensemble
     assert isinstance(gate, Gated)
     policies, groups = plan.load(adapters=True), in_order(episodes)
-    nothing: Any = None
     try:
-        gate.sampler(policies)
+        gate.learn(policies)
         advantages = gate.advantages(
-            [
-                GatedReply(g.policy, g.prompt_ids, Branch(g.chosen.completion, nothing, nothing))
-                for g in groups
-            ]
+            [Request(group.policy, group.prompt_ids, 0) for group in groups],
+            [group.chosen.completion for group in groups],
         )
     finally:
         policies.close()
@@ -149,7 +152,7 @@ def ranks(run: Path, record: Path, episodes: Sequence[Trajectory]) -> dict[str, 
     returns = [
         paid + later for paid, later in zip(rewards, followed(groups, 1.0).tolist(), strict=True)
     ]
-    lengths = [float(tokens_of(group.chosen)) for group in groups]
+    lengths = [float(tokens_of(group)) for group in groups]
     ranked = {}
     for role in dict.fromkeys(group.key.role for group in groups):
         rows = [row for row, group in enumerate(groups) if group.key.role == role]

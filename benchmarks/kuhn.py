@@ -21,6 +21,10 @@ Situation = tuple[str, tuple[str, ...]]
 """A card, and the actions before."""
 Strategy = Mapping[Situation, float]
 """Situation -> probability to bet or to call."""
+Frequencies = Mapping[Situation, tuple[float, float]]
+"""Situation -> shares of the timid and of the bold action; the rest are replies that forfeit the hand."""
+CHIPS = (-2.0, -1.0, 1.0, 2.0)
+"""Payoffs of a hand; a forfeit costs as much as the worst one."""
 
 SITUATIONS = {
     seat: [(card, history) for card in CARDS for history in histories]
@@ -100,6 +104,60 @@ def exploitability(strategy: Strategy) -> float:
         for seat in SITUATIONS
     }
     return (best["first"] + best["second"]) / 2
+
+
+def outcomes(first: Frequencies, second: Frequencies) -> list[float]:
+    """The probabilities of `CHIPS` for the player who acts first, over all deals."""
+    shares = dict.fromkeys(CHIPS, 0.0)
+    unfinished: list[tuple[tuple[str, str], tuple[str, ...], float]] = [
+        (deal, (), 1 / len(DEALS)) for deal in DEALS
+    ]
+    for deal, history, share in unfinished:
+        over = _payoff(deal, history)
+        if over is not None:
+            shares[over] += share
+            continue
+        seat = len(history) % 2
+        pair = (first, second)[seat][deal[seat], history]
+        shares[2.0 if seat else -2.0] += share * (1 - sum(pair))
+        for action, chance in zip(legal(history), pair, strict=True):
+            unfinished.append((deal, (*history, action), share * chance))
+    return [*shares.values()]
+
+
+def payoff(player: Frequencies, other: Frequencies) -> float:
+    """Chips a hand that a player earns against another, both seats alike."""
+
+    def earned(first: Frequencies, second: Frequencies) -> float:
+        return sum(
+            chips * share for chips, share in zip(CHIPS, outcomes(first, second), strict=True)
+        )
+
+    return (earned(player, other) - earned(other, player)) / 2
+
+
+def best_payoff(player: Frequencies) -> float:
+    """What a best response earns against a player, forfeited hands included; `exploitability` where there are none."""
+    taken = 0.0
+    for seat, situations in SITUATIONS.items():
+        own = {situation: (1.0, 0.0) for other in SITUATIONS for situation in SITUATIONS[other]}
+        replies = (
+            {**own, **dict(zip(situations, actions, strict=True))}
+            for actions in itertools.product(((1.0, 0.0), (0.0, 1.0)), repeat=len(situations))
+        )
+        shares = (
+            outcomes(reply, player) if seat == "first" else outcomes(player, reply)[::-1]
+            for reply in replies
+        )
+        taken += max(
+            sum(chips * share for chips, share in zip(CHIPS, row, strict=True)) for row in shares
+        )
+    return taken / 2
+
+
+def frequencies(strategy: Strategy) -> dict[Situation, tuple[float, float]]:
+    """A strategy as the shares of both actions."""
+    return {situation: (1 - bold, bold) for situation, bold in strategy.items()}
 
 
 def mean_strategy(strategies: Sequence[Strategy]) -> dict[Situation, float]:

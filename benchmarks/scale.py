@@ -43,7 +43,7 @@ from pettingllms.distributed.cluster import connected
 from pettingllms.runs import checkpoints
 from pettingllms.session import plan_run
 from pettingllms.trainers.at_grpo import ATGRPO
-from pettingllms.trainers.config import ATGRPOConfig
+from pettingllms.trainers.config import ATGRPOConfig, resolve
 
 SMALL: dict[str, Any] = {
     "tasks_per_step": 3,
@@ -171,7 +171,7 @@ def _of_time(name: str) -> bool:
 def overhead(steps: int) -> list[dict[str, Any]]:
     """CPU-seconds a step of the coding team, in one process and with one worker."""
     rows: list[dict[str, Any]] = []
-    with connected(ATGRPOConfig(workers=3)) as ray:
+    with connected(resolve(ATGRPOConfig(workers=3))) as ray:
         for workers in (0, 1):
             seconds: list[float] = []
             run(
@@ -226,7 +226,7 @@ def chaos(first: int, runs: int, steps: int) -> list[dict[str, Any]]:
         else:
             killer = _Killer(seed)
             try:
-                with connected(ATGRPOConfig(workers=4)) as ray:
+                with connected(resolve(ATGRPOConfig(workers=4))) as ray:
                     hit = run(ray, steps, killer.begin, workers=2, worker_timeout=30.0, **settings)
             finally:
                 killer.over.set()
@@ -354,7 +354,7 @@ def sleepers(sizes: list[int], shards: int, seconds: float) -> list[dict[str, An
     from pettingllms.distributed.fleet import Fleet
 
     rows: list[dict[str, Any]] = []
-    with connected(ATGRPOConfig(workers=max(sizes))) as ray:
+    with connected(resolve(ATGRPOConfig(workers=max(sizes)))) as ray:
         worker = ray.remote(num_cpus=1)(Sleeper)
         for size in sizes:
             fleet = Fleet(worker.remote, size, timeout=600.0)

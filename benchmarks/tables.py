@@ -32,7 +32,6 @@ from pettingllms.envs import ENVIRONMENTS
 HERE = Path(__file__).parent
 PAGES = (
     HERE.parent / "README.md",
-    HERE.parent / "docs" / "advice.md",
     HERE.parent / "docs" / "results" / "pretrained.md",
     HERE / "results" / "tables.md",
     HERE.parent / "sandbox" / "README.md",
@@ -242,10 +241,16 @@ def _of_rows(table: Callable[[Any], Table], name: str) -> str:
 SCRIPTS = (
     *("alone", "between", "ensemble", "games", "gate", "habits", "late_outcome", "leader", "malt"),
     *(
+        "advice",
+        "agentrl",
+        "airl",
         "alpha",
+        "crew",
         "distillation",
         "hindsight",
+        "league",
         "parts",
+        "peers_sweep",
         "prompts",
         "protocol",
         "reading",
@@ -255,6 +260,19 @@ SCRIPTS = (
     ),
 )
 """Benchmarks with a function `table` of their own."""
+SECOND = {
+    "advice_signals": ("advice", "signals"),
+    "agentrl_sweep": ("agentrl", "sweep"),
+    "gate_ranks": ("gate", "ranking"),
+    "league_versions": ("league", "versions_table"),
+    **{f"parts_{name}": ("parts", name) for name in ("roles", "passes")},
+    "protocol_controls": ("protocol", "controls"),
+    **{
+        f"reading_{name}": ("reading", name)
+        for name in ("claims", "sweep", "strangers", "signals", "advice")
+    },
+}
+"""Other tables of theirs: marker -> benchmark and function."""
 
 
 def tables() -> dict[str, Callable[[], str]]:
@@ -280,29 +298,17 @@ def tables() -> dict[str, Callable[[], str]]:
     }
     makers |= {name: partial(paper, name) for name in EXPERIMENTS if published(name)}
     makers |= {name: partial(_of_script, name) for name in SCRIPTS if published(name)}
-    if published("parts"):
-        makers |= {
-            f"parts_{name}": partial(_of_script, "parts", name) for name in ("roles", "passes")
-        }
+    makers |= {
+        marker: partial(_of_script, name, table)
+        for marker, (name, table) in SECOND.items()
+        if published(name)
+    }
+    if published("parts_pilots"):
         makers["parts_sweep"] = lambda: markdown(*parts.sweep(load("parts_pilots")))
-    if published("reading"):
-        makers |= {
-            f"reading_{name}": partial(_of_script, "reading", name)
-            for name in ("claims", "sweep", "strangers", "signals", "advice")
-        }
-    if published("advice"):
-        makers |= {
-            "advice": partial(_of_script, "advice"),
-            "advice_signals": partial(_of_script, "advice", "signals"),
-        }
-    more = {"gate_ranks": ("gate", "ranking"), "protocol_controls": ("protocol", "controls")}
-    makers |= {n: partial(_of_script, *of) for n, of in more.items() if published(of[0])}
     if published("search_team"):
         makers |= {"search_team": search_team, "search_norms": search_norms}
     if published("peers"):
         makers["peers"] = peers
-    if published("peers_sweep"):
-        makers["peers_sweep"] = partial(_of_script, "peers_sweep")
     if published("claims"):
         makers["claims"] = claims_summary
         makers |= {f"claims_{name}": partial(claims, name) for name in CLAIMS}

@@ -2,7 +2,8 @@
 
 {{ help COMMAND }}       what `COMMAND --help` prints
 {{ docstring MODULE }}   the docstring of a module, without a heading
-{{ manual MODULE }}      the same, of an environment's module
+{{ manual MODULE }}      the same, of an environment's module, with the arguments of its own
+{{ arguments CLASS }}    the arguments of an environment's base class, as `module:attribute`
 {{ file PATH }}          a Markdown file of the repository, with its links made to fit
 {{ code PATH }}          a Python file without its docstring
 {{ environments }}       the table of environments
@@ -24,8 +25,12 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pettingllms.envs.arguments import Argument
 
 ROOT = Path(__file__).parents[1]
 _MARK = re.compile(r"^\{\{ (\w+)(?: (\S+))? \}\}$", re.MULTILINE)
@@ -36,6 +41,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     """Replaces every mark of a page; called by MkDocs."""
     makers = {"help": _help, "file": _file, "methods": _methods, "trl": _trl}
     makers |= {"tutorials": _tutorials, "manual": _manual, "docstring": _docstring}
+    makers |= {"arguments": _arguments}
     makers |= {"environments": _environments, "fields": _fields, "code": _code}
     return _MARK.sub(lambda found: makers[found[1]](found[2]), markdown)
 
@@ -86,7 +92,32 @@ def _docstring(module: str, level: int = 3) -> str:
 
 
 def _manual(module: str) -> str:
-    return _docstring(module, level=2)
+    from pettingllms.envs.arguments import described
+    from pettingllms.envs.team_env import TeamEnv
+    from pettingllms.registry import resolve
+
+    # Example environments are in no package, and MkDocs restores the path after this module's import.
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+    shared = described(TeamEnv)
+    own = [
+        argument
+        for argument in described(resolve(f"{module}:env", "environment"))
+        if argument not in shared
+    ]
+    return f"{_docstring(module, level=2)}\n\n**Arguments**\n\n{_listed(own)}"
+
+
+def _arguments(path: str) -> str:
+    from pettingllms.envs.arguments import DECLARED, described
+    from pettingllms.registry import resolve
+
+    taken = (one for one in described(resolve(path, "class")) if one.name not in DECLARED)
+    return _listed(taken)
+
+
+def _listed(arguments: Iterable[Argument]) -> str:
+    return "\n".join(f"- `{one.name}={one.default!r}`: {one.about}" for one in arguments)
 
 
 def _file(path: str) -> str:

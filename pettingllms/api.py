@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pettingllms.assembly import EnvSource, name_of_env
 from pettingllms.errors import ConfigError
-from pettingllms.evaluation.config import SHARED, EvalConfig
+from pettingllms.evaluation.config import EvalConfig
 from pettingllms.evaluation.run import EvalResult, run_evaluation
 from pettingllms.runs.folder import check_unused
 from pettingllms.session import Summary, run_training
 from pettingllms.trainers.callbacks import Callback, Display
 from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.trainers.method import Method, path_of
-from pettingllms.trainers.settings import as_text, check_names
 
 
 def train(
@@ -95,12 +93,8 @@ def evaluate(
     Raises:
         ConfigError, UnknownNameError, DatasetError: settings that cannot be used.
     """
-    # Without `over`, which has no metadata: it is filled from the names in `SHARED`.
-    names = [field.name for field in dataclasses.fields(EvalConfig) if field.metadata]
     if adapters is not None:
         settings["adapters"] = adapters.folder if isinstance(adapters, Summary) else adapters
     if isinstance(env, str):
         settings["env"] = env
-    check_names(settings, [*names, *SHARED])
-    options = EvalConfig.of(**{name: as_text(name, value) for name, value in settings.items()})
-    return run_evaluation(options, None if isinstance(env, str) else env, display)
+    return run_evaluation(EvalConfig.of(**settings), None if isinstance(env, str) else env, display)

@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,6 @@ from pettingllms.policies.sources import (
     check_model,
     located_adapters,
 )
-from pettingllms.policies.sources import adapters_in as adapters_in
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.rollout.files import SAMPLES
 from pettingllms.samplers.api import ApiPartners
@@ -54,6 +53,10 @@ from pettingllms.trainers.per_policy import OF_THE_BASE, base_model, by_base, ow
 from pettingllms.trainers.presets import embedded_arguments
 
 _OWN_FILE = re.compile(r"((?:judged:)?(?:program:)?)(.*\.py)(:[^:]*)?")
+_WORDS: Mapping[str, Collection[str]] = {"model": SHIPPED, "dataset": CATALOG, "api_key_file": ()}
+"""Settings that may be paths -> words that mean the same whatever folders are here."""
+_OF_THE_ENV = {name: getattr(ATGRPOConfig, name) for name in ("alpha", "dataset", "sandbox")}
+"""Settings that are arguments of the environment -> the default."""
 EnvSource = str | AnyEnv | Callable[..., AnyEnv]
 """A name or path, an environment, or what makes one, given the arguments that it takes."""
 
@@ -66,14 +69,10 @@ def located(config: ATGRPOConfig) -> ATGRPOConfig:
     Raises:
         ConfigError: there are no adapters where they should be.
     """
-    changes: dict[str, Any] = {}
-    for name in ("model", "dataset", "api_key_file"):
-        value = getattr(config, name)
-        # A word means the same whatever folders are here.
-        if value is not None and not _is_word(name, value) and Path(value).exists():
-            changes[name] = str(Path(value).resolve())
-    if policies := config.policy_settings:
-        changes["policy_settings"] = {name: _located(values) for name, values in policies.items()}
+    changes: dict[str, Any] = _located({name: getattr(config, name) for name in _WORDS})
+    changes["policy_settings"] = {
+        policy: _located(values) for policy, values in config.policy_settings.items()
+    }
     if entries := entries_of(config.env):
         placed = {name: entry._replace(env=_placed(entry.env)) for name, entry in entries.items()}
         changes["env"] = text_of(placed)
@@ -92,21 +91,18 @@ def _placed(env: str) -> str:
     return env
 
 
-def _is_word(setting: str, value: str) -> bool:
-    """Returns whether a value is one of a setting's names, which go before files and folders."""
-    return value in {"model": SHIPPED, "dataset": CATALOG}.get(setting, ())
+def _located(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with the paths of files and folders that are here made absolute."""
+    located = dict(values)
+    for name, words in _WORDS.items():
+        value = values.get(name)
+        if isinstance(value, str) and value not in words and Path(value).exists():
+            located[name] = str(Path(value).resolve())
+    return located
 
 
-def _located(values: Any) -> Any:
-    """Settings of a policy, with the path of its model made absolute."""
-    model = values.get("model") if isinstance(values, Mapping) else None
-    if isinstance(model, str) and not _is_word("model", model) and Path(model).exists():
-        return {**values, "model": str(Path(model).resolve())}
-    return values
-
-
-def spec_of(config: ATGRPOConfig) -> ModelSpec:
-    """The model that the settings name, and how it is loaded."""
+def spec_of(config: ATGRPOConfig, given: ModelSpec | None = None) -> ModelSpec:
+    """The model that the settings name, and how it is loaded; its objects are those of `given`."""
     return ModelSpec(
         base_model(config),
         revision=config.revision,
@@ -114,6 +110,8 @@ def spec_of(config: ATGRPOConfig) -> ModelSpec:
         long_context=config.long_context,
         load_in_4bit=config.load_in_4bit,
         adapter_dtype=config.adapter_dtype,
+        model=None if given is None else given.model,
+        tokenizer=None if given is None else given.tokenizer,
     )
 
 
@@ -154,7 +152,7 @@ def build_policies(
             settings = {name: own_settings(config, name) for name in names}
             specs = {name: _policy_spec(settings[name], adapters.get(name)) for name in names}
             base = open_base(
-                _spec(shared, spec if base_model(shared) == base_model(config) else None),
+                spec_of(shared, spec if base_model(shared) == base_model(config) else None),
                 specs,
                 full=shared.full,
                 # Adapters are switched off for a KL term; full models need the base beside them.
@@ -173,14 +171,6 @@ def build_policies(
         raise
     policies.partners = partners or partners_of(config, roles_to_policies, run)
     return policies
-
-
-def _spec(config: ResolvedConfig, given: ModelSpec | None) -> ModelSpec:
-    """The model that the settings name; its objects are those of `given`, if there are any."""
-    named = spec_of(config)
-    if given is None:
-        return named
-    return dataclasses.replace(named, model=given.model, tokenizer=given.tokenizer)
 
 
 def _policy_spec(config: ResolvedConfig, saved: Path | None) -> PolicySpec:
@@ -268,16 +258,22 @@ def check_adapters(config: ResolvedConfig, roles_to_policies: Mapping[str, str])
     return folders
 
 
-def check_bases(config: ResolvedConfig, roles_to_policies: Mapping[str, str]) -> None:
-    """Compares the base models of single policies with what is there, before anything is loaded.
+def check_bases(
+    config: ResolvedConfig, roles_to_policies: Mapping[str, str], *, named: bool = True
+) -> None:
+    """Compares the base models with what is there, before anything is loaded.
+
+    Args:
+        config: resolved settings.
+        roles_to_policies: role -> policy.
+        named: whether the team's model is what the settings name, and no object.
 
     Raises:
         ConfigError: a name or folder that is not a model.
     """
     for settings, _ in by_base(config, own_names(roles_to_policies)):
-        # The team's own model has been checked in `plan_run` or `plan_of`.
-        if base_model(settings) != base_model(config):
-            check_model(base_model(settings), settings.revision)
+        if named or base_model(settings) != base_model(config):
+            check_model(str(settings.model), settings.revision)
 
 
 def sampler_settings(config: ATGRPOConfig, folder: Path | None) -> SamplerSettings:
@@ -341,7 +337,7 @@ def make_env(
     # A functools.partial of a class has its arguments, but not its attributes.
     env_class = getattr(maker, "func", maker)
     open_ended, parameters = takes_anything(maker), inspect.signature(maker).parameters
-    for name, default in {"alpha": 1.0, "dataset": None, "sandbox": "embedded"}.items():
+    for name, default in _OF_THE_ENV.items():
         value = getattr(config, name)
         chosen = value != default
         if chosen and name not in parameters and not open_ended:
@@ -363,9 +359,8 @@ def _part(
     config: ATGRPOConfig, entries: Mapping[str, Weighted], split: str, name: str, *, divide: bool
 ) -> AnyEnv:
     """Makes one of several environments as `make_env` makes it alone."""
-    usual = ATGRPOConfig()
-    for setting in ("alpha", "dataset", "sandbox"):
-        if (value := getattr(config, setting)) != getattr(usual, setting):
+    for setting, default in _OF_THE_ENV.items():
+        if (value := getattr(config, setting)) != default:
             raise ConfigError(
                 f"{setting} is of one environment, and {config.env} are several; give it by name: "
                 f"--env-args.{name}.{setting} {value}"

@@ -50,7 +50,7 @@ from pettingllms.evaluation.compare import gains_of
 from pettingllms.evaluation.plots import curves
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import own_names, parse_policies, trained_policies
-from pettingllms.policies.sources import HUB, check_model, located_adapters
+from pettingllms.policies.sources import HUB, located_adapters
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.rollout.files import ADVICE
 from pettingllms.rollout.trajectory import (
@@ -278,8 +278,6 @@ def plan_run(
         arguments = {**config.method_args, "teacher": located_adapters(str(teacher))}
         config = dataclasses.replace(config, method_args=arguments)
     settings = resolve(located(config), env)
-    if settings.model is not None and named:
-        check_model(settings.model, settings.revision)
     if settings.embedded:
         torch.set_num_threads(1)
     functions = reward_functions(settings.reward_funcs) if reward_funcs is None else reward_funcs
@@ -287,7 +285,7 @@ def plan_run(
     template = training_env(settings, env, functions)
     roles_to_policies = parse_policies(settings.policies, *seats_of(template))
     check_method(settings, template, roles_to_policies, method)
-    check_bases(settings, roles_to_policies)
+    check_bases(settings, roles_to_policies, named=named)
     check_partners(settings, roles_to_policies, given=settings.api_base is not None)
     if settings.advise:
         check_advise(settings, roles_to_policies)
@@ -295,7 +293,7 @@ def plan_run(
     if settings.push_to_hub is not None:  # now, and not only when all is trained
         if not settings.eval_tasks:
             raise ConfigError("push_to_hub shares what was measured; give eval_tasks above 0")
-        registry.resolve(f"{SHARING}:check_push", "command")(settings, settings.push_to_hub)
+        registry.resolve(f"{SHARING}:check_shareable", "command")(settings, settings.push_to_hub)
     path = resume or Path(settings.output_dir or default_folder(settings))
     return TrainPlan(settings, template, roles_to_policies, path, resume is not None, env, method)
 

@@ -25,9 +25,8 @@ from pettingllms.samplers.vllm_args import AUTO
 from pettingllms.session import Summary, TrainPlan, plan_run
 from pettingllms.trainers.callbacks import Callback, Display
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig
-from pettingllms.trainers.method import Method, path_of
+from pettingllms.trainers.method import Method, load_method, path_of
 from pettingllms.trainers.per_policy import base_model, own_settings
-from pettingllms.trainers.settings import as_text
 from pettingllms.trainers.transformers_callbacks import as_callbacks
 from pettingllms.trainers.trl_names import advice
 
@@ -93,7 +92,7 @@ class ATGRPOTrainer:
         if model is not None:
             overrides |= _settings_of(model, config.sampler)
         if method is not None:
-            overrides["method"] = path_of(method)
+            overrides |= _settings_by(method, config)
         if isinstance(env, str):
             overrides["env"] = env
         functions = reward_functions(reward_funcs or config.reward_funcs)
@@ -106,7 +105,10 @@ class ATGRPOTrainer:
             tokenizer=processing_class,
         )
         loaded = self._spec.model is not None or self._policies is not None
-        _check_named(config, objects=loaded or processing_class is not None)
+        if config.workers and (loaded or processing_class is not None):
+            raise ConfigError(
+                f"workers {config.workers} load the model by its name; give that, or leave workers out"
+            )
         self._plan_for: Callable[[ATGRPOConfig, Path | None], TrainPlan] = lambda settings, resume: (
             plan_run(
                 settings,
@@ -234,18 +236,6 @@ def _refuse(unknown: Mapping[str, Any]) -> None:
         raise ConfigError(f"ATGRPOTrainer has no argument {name!r}; {hint}")
 
 
-def _check_named(config: ATGRPOConfig, *, objects: bool) -> None:
-    """Refuses objects that workers would have to make again.
-
-    Raises:
-        ConfigError: there are workers, and the model is no name.
-    """
-    if config.workers and objects:
-        raise ConfigError(
-            f"workers {config.workers} load the model by its name; give that, or leave workers out"
-        )
-
-
 def _check_loaded(config: ResolvedConfig, policies: PolicySet | None) -> None:
     """Compares the models of loaded policies with the settings, by which a run is evaluated.
 
@@ -270,16 +260,16 @@ def _over(config: ATGRPOConfig, given: Mapping[str, Any]) -> ATGRPOConfig:
     Raises:
         ConfigError: one is given twice, and differs.
     """
-    default = ATGRPOConfig()
-    for name, value in given.items():
-        before, now = getattr(config, name), as_text(name, value)
+    default, changed = ATGRPOConfig(), dataclasses.replace(config, **given)
+    for name in given:
+        before, now = getattr(config, name), getattr(changed, name)
         # A value that equals the default cannot be distinguished from one that was not given.
         if before not in (getattr(default, name), now):
             raise ConfigError(
                 f"{name} is given twice: {now!r} to the trainer, {before!r} in its settings; leave "
                 "one out"
             )
-    return dataclasses.replace(config, **given)
+    return changed
 
 
 def _adapters_of(config: LoraConfig | None) -> dict[str, Any]:
@@ -315,6 +305,22 @@ def _adapters_of(config: LoraConfig | None) -> dict[str, Any]:
         # PEFT makes a set of a list, and its order differs from process to process.
         "lora_target_modules": targets if isinstance(targets, str) else sorted(targets),
     }
+
+
+def _settings_by(method: str | type[Method] | Method, config: ATGRPOConfig) -> dict[str, Any]:
+    """The name of a method, and what it sets where the settings have their defaults.
+
+    Raises:
+        ConfigError, UnknownNameError: not a method.
+    """
+    name, usual = path_of(method), ATGRPOConfig()
+    if config.method != usual.method:
+        return {"method": name}  # named in the settings, which it has filled in
+    kind = load_method(method) if isinstance(method, str) else method
+    # A function that makes a method has none.
+    preset = getattr(kind, "settings", {})
+    unset = {n: v for n, v in preset.items() if getattr(config, n) == getattr(usual, n)}
+    return {"method": name, **unset}
 
 
 def _settings_of(model: Any, sampler: str) -> dict[str, str]:

@@ -122,11 +122,30 @@ def answers(env: Any, agent: str) -> str:
     return env.answers[env.right[role_of(agent)][number]]
 
 
+def conducts(env: Any, agent: str) -> str:
+    state = env._state
+    if role_of(agent) == "conductor":
+        role, person = next((f for f in state.chain if state.needs(f)), ("", ""))
+        answer = f"<answer>{state.value(state.chain[-1])}</answer>"
+        return f"<call>{role}: {person}</call>" if role else answer
+    fact = state.fact(state.errands[-1])
+    return f"<result>{state.value(fact) if fact[1] else 'nobody'}</result>"
+
+
+def other_value(env: Any, fact: tuple[str, str] | None = None) -> str:
+    role, person = fact or env._state.chain[-1]
+    values = env._state.facts[role]
+    return next(
+        value for key, value in values.items() if value != values.get(person) and key != person
+    )
+
+
 def other_answer(env: Any, agent: str) -> str:
     return next(word for word in env.answers if word != answers(env, agent))
 
 
 HONEST: Mapping[str, Player] = {
+    "crew": conducts,
     "duet": answers,
     "read": reads,
     "search": searches,
@@ -140,6 +159,8 @@ HONEST: Mapping[str, Player] = {
     "signal": signals,
 }
 ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
+    # Tasks in which every worker but the last one is called.
+    "crew": {"workers": 2, "lookups": (1, 2)},
     "search": {"hops": (2, 2)},
     "nested search": {"topology": "nested", "hops": (2, 2), "max_turns": 6},
     "coding": {"max_turns": 2},
@@ -310,6 +331,28 @@ ADVERSARIES: Mapping[str, Mapping[str, Mapping[str, Player]]] = {
     "plan_path": board(walks),
     "sokoban": board(pushes),
     "sudoku": board(fills),
+    "crew": {
+        "conductor": {
+            "lying": between("answer", other_value),
+            "copying": shown,
+            "substring": between("answer", lambda env: " ".join(env._state.facts["clerk"])),
+            "stalling": late(conducts, "<call>clerk: nobody</call>"),
+        },
+        **{
+            role: {
+                "lying": between(
+                    "result", lambda env: other_value(env, env._state.fact(env._state.errands[-1]))
+                ),
+                "copying": shown,
+                "substring": between(
+                    "result",
+                    lambda env: " ".join(env._state.facts[env._state.errands[-1].role].values()),
+                ),
+                "stalling": late(conducts, "<result>Later.</result>"),
+            }
+            for role in ("clerk", "courier")
+        },
+    },
     "duet": {
         role: {
             "lying": other_answer,

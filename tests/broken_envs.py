@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -195,6 +196,37 @@ class LostInfo(toy):
     def step(self, action):
         super().step(action)
         self.infos.pop("checker_0", None)
+
+
+class NoInfo(toy):
+    """Infos are None."""
+
+    def step(self, action):
+        super().step(action)
+        nothing: Any = None
+        self.infos = dict.fromkeys(self.infos, nothing)
+
+
+class Numbered(toy):
+    """The reason of an unreadable reply is a number."""
+
+    def _act(self, state, agent, text):
+        number: Any = 3
+        return replace(super()._act(state, agent, text), parse_error=number)
+
+
+class Drawn(toy):
+    """The view is not text."""
+
+    def _view(self, state):
+        return list(state)
+
+
+class Forgiving(toy):
+    """A reply over the limit is no parse error."""
+
+    def _unread(self, state, agent, reason):
+        return Outcome(state, team=0.0, local=0.0, success=False)
 
 
 class forgetful_late(foreign_env.raw_env):

@@ -98,6 +98,7 @@ def test_adapters_come_back_where_playing_fails(model_dir):
     assert all(tensor.equal(before[key]) for key, tensor in policies.state("writer").items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tasks", "wanted", "there"), [(10, True, True), (10, False, False), (9, True, False)]
 )

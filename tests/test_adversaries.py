@@ -15,6 +15,7 @@ import pytest
 from pettingllms.envs import ENVIRONMENTS
 from pettingllms.envs.aec import MOVED
 from pettingllms.errors import ConfigError
+from pettingllms.methods.ma_airl import MaAirl
 from pettingllms.rollout.engine import RolloutEngine
 from pettingllms.rollout.shapes import Coalitions, Episodes, LookAheadTree, RolloutShape, Tree
 from pettingllms.rollout.trajectory import Trajectory, in_order
@@ -138,6 +139,10 @@ def accepted(name: str, folder: Path) -> list[tuple[str, Method]]:
         critics = getattr(made, "critics", None)
         if critics is not None:  # which expect nothing before the first step
             critics.features = lambda rows: {}
+        if isinstance(
+            made, MaAirl
+        ):  # whose rewards a model learns, but for replies that cannot be read
+            made.rewards = lambda trajectories: {}  # type: ignore[method-assign]
         methods.append((method, made))
     return methods
 
@@ -151,6 +156,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("tasks")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "role"), CASES)
 def test_an_honest_player_earns_more_than_any_adversary(name, role, folder):
     """In the environment's rewards, and after every combination that the settings accept."""

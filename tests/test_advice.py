@@ -214,6 +214,7 @@ def test_the_roles_gradients_are_those_of_their_own_samples_and_add_up(model, to
     assert RoleGradients([]).sums == {}
 
 
+@pytest.mark.slow
 def test_advice_changes_no_bit_and_is_the_same_after_a_stop(model, tmp_path, capsys):
     plain, advised, stopped = (tmp_path / name for name in ("plain", "advised", "stopped"))
     run_training(config(model, plain))

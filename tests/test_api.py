@@ -103,6 +103,7 @@ def test_the_algorithm_takes_a_reward_an_estimator_and_a_callback_by_hand(model:
 # A whole run
 
 
+@pytest.mark.slow
 def test_a_callback_sees_steps_evaluations_and_checkpoints_and_ends_the_run(
     model: Path, tmp_path: Path
 ) -> None:
@@ -170,6 +171,7 @@ def test_a_misspelt_name_gets_a_suggestion() -> None:
 # The module
 
 
+@pytest.mark.slow
 def test_importing_the_package_loads_nothing_and_environments_load_no_torch() -> None:
     code = """
 import json, sys

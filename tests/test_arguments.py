@@ -154,6 +154,7 @@ def test_where_programs_run_is_no_part_of_a_snapshot():
     make("plan_path", tool="python", sandbox="docker").restore(one.snapshot())
 
 
+@pytest.mark.slow
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False),

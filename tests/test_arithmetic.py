@@ -60,6 +60,7 @@ def test_default_stories_fit_the_embedded_model():
     assert len({story.question for story in stories}) == 400
 
 
+@pytest.mark.slow
 def test_no_computation_is_in_two_splits():
     by_split = {
         split: {generate(seed, split).computation for seed in range(1500)} for split in SPLITS

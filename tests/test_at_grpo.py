@@ -207,6 +207,7 @@ def test_tasks_are_fresh_in_every_step_and_run():
     assert len({task.seed for task in tasks}) == len({task.id for task in tasks}) == 45
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("silent", "batches"), [("", 1), ("reader_0", 3)])
 def test_dynamic_sampling_goes_on_until_every_policy_has_a_signal(model_dir, silent, batches):
     trainer = a_trainer(model_dir, GradedEnv(silent=silent), max_num_gen_batches=3)
@@ -396,6 +397,7 @@ def test_truncated_replies_can_be_left_out(model_dir):
 # Determinism and failure
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["at_grpo", "grpo"])
 def test_two_trainers_take_the_same_steps(model_dir, method):
     def run(seed, threads):
@@ -526,6 +528,7 @@ def test_estimators_over_episodes_take_whole_steps(model_dir, method):
         assert abs(value) == pytest.approx(abs(above) / statistics.pstdev(task_returns), rel=0.2)
 
 
+@pytest.mark.slow
 def test_an_advantage_may_differ_from_token_to_token(model_dir):
     whole, spread, first = (
         a_trainer(model_dir, method=name, **VARIED)

@@ -180,6 +180,7 @@ def test_larger_tasks_are_one_step_or_size_beyond_the_largest_of_training(env):
     assert SIZES[env](larger) == SIZES[env](usual) + 1
 
 
+@pytest.mark.slow
 def test_a_finished_training_is_not_repeated_and_has_its_cpu_seconds(tmp_path):
     run = tmp_path / "run"
     words = "--env plan_path --max-steps 1 --eval-steps 0 --tasks-per-step 1 --num-generations 2"

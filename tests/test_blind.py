@@ -25,12 +25,14 @@ SCHEMES.append(("sokoban", "gym"))
 boards = pytest.mark.parametrize("name", EMBEDDED)
 
 
+@pytest.mark.slow
 @boards
 def test_constant_answers_seldom_solve_a_board(name):
     env = make(name, split="test", **EMBEDDED[name])
     assert blind_baseline(env, episodes=200)[0].success <= BOUND[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "least"), [("plan_path", 0.8), ("sokoban", 0.2), ("sudoku", 0.7)])
 def test_the_same_answers_solve_most_boards_where_refused_parts_are_skipped(name, least):
     env = make(name, split="test", refused="skip", **EMBEDDED[name])

@@ -103,6 +103,7 @@ def test_constant_tests_earn_nothing(sandbox):
     )
 
 
+@pytest.mark.slow
 def test_a_constant_number_is_not_clearly_above_the_base_in_math(sandbox):
     def answers(split):
         problems = [

@@ -109,6 +109,7 @@ STALLING = {
 }
 
 
+@pytest.mark.slow
 @schemes
 @pytest.mark.parametrize("name", STALLING)
 def test_a_team_that_stalls_never_earns_more_than_an_honest_one(game, scheme, name):

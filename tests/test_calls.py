@@ -351,6 +351,7 @@ def test_parts_that_nobody_attached_say_so() -> None:
         MGrpo(config_of("m_grpo")).attach(search_v0.env(), None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["m_grpo", "matpo", "mhgpo", "marft_gae"])
 def test_a_planner_and_its_worker_are_trained(method: str, tmp_path: Path) -> None:
     summary = pl.train(

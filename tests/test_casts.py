@@ -125,6 +125,7 @@ def weights(folder: Path) -> dict[str, bytes]:
     return {path.parent.name: path.read_bytes() for path in files}
 
 
+@pytest.mark.slow
 def test_in_alternating_steps_only_one_policy_has_candidates_and_changes(tmp_path: Path) -> None:
     seen: list[dict[str, bytes]] = []
 
@@ -151,6 +152,7 @@ def test_in_alternating_steps_only_one_policy_has_candidates_and_changes(tmp_pat
     assert second["writer"] != third["writer"]
 
 
+@pytest.mark.slow
 def test_a_swapped_run_that_is_resumed_is_in_the_right_place(tmp_path: Path) -> None:
     settings = {**SMALL, "method": "swap+dr_mas", "method_args": {"steps": 1}}
     whole = pl.train(
@@ -190,6 +192,7 @@ class Doubled(AtGrpo):
         self.steps = state.get("steps", 0)
 
 
+@pytest.mark.slow
 def test_a_transform_changes_what_is_compared_and_not_what_is_logged(tmp_path: Path) -> None:
     pl.train(
         env=letters_env.env,
@@ -213,6 +216,7 @@ def test_a_transform_changes_what_is_compared_and_not_what_is_logged(tmp_path: P
     assert changed
 
 
+@pytest.mark.slow
 def test_the_state_of_a_transform_is_resumed(tmp_path: Path) -> None:
     trainer = ATGRPOTrainer(
         env=letters_env.env,
@@ -232,6 +236,7 @@ class Resting(AtGrpo):
         return Casting(players, ("reader",) if step == 0 else tuple(trained))
 
 
+@pytest.mark.slow
 def test_a_cast_of_ones_own_works_as_an_object(tmp_path: Path) -> None:
     trainer = ATGRPOTrainer(
         env=letters_env.env,
@@ -251,6 +256,7 @@ def test_a_cast_of_ones_own_works_as_an_object(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------ policies of agents
 
 
+@pytest.mark.slow
 def test_agents_of_one_role_play_and_learn_with_policies_of_their_own(tmp_path: Path) -> None:
     settings = {**SMALL, "policies": "reasoner_0=a,reasoner_1=b,tool=t"}
     summary = pl.train(

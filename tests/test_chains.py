@@ -74,6 +74,7 @@ def shown():
     return [coding_parts.demo(rng) for _ in range(600)]
 
 
+@pytest.mark.slow
 def test_no_demonstration_of_parts_has_a_problem_of_three_steps(shown):
     longer = {
         coding.generate(seed, split).question.rstrip(".")

@@ -9,7 +9,7 @@ import pytest
 
 from pettingllms.envs import check, check_env
 from pettingllms.errors import CloneError, ConfigError, ConformanceError, SandboxUnavailable
-from tests import broken_envs, foreign_env, toy_env
+from tests import broken_envs, foreign_env, letters_env, toy_env
 
 WORDS = ("5", "3", "0", "higher", "lower", "right")
 
@@ -32,6 +32,10 @@ BROKEN = {
     "Masked": "observations have text and turn.*action_mask",
     "Nameless": "agents have names",
     "LostInfo": "infos has the keys of agents",
+    "NoInfo": "infos are dicts",
+    "Numbered": "parse_error is a str or None: guesser_0 has 3",
+    "Drawn": "the state lies in its space",
+    "Forgiving": "over-long replies are parse errors",
 }
 
 
@@ -49,6 +53,10 @@ def test_a_broken_promise_is_named(name):
 def test_a_sandbox_that_is_down_is_not_the_environments_fault():
     with pytest.raises(SandboxUnavailable):
         without_processes(broken_envs.NoSandbox)
+
+
+def test_a_team_that_shares_its_rewards_passes():
+    check_env(letters_env.env(share_team_reward=True), episodes=1, replies=("eeee", "aeiou"))
 
 
 def test_an_episode_of_one_turn_passes():

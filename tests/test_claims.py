@@ -257,6 +257,7 @@ def test_other_groupings_sample_the_same_trees():
         assert set(estimator.key) < set(key._fields)
 
 
+@pytest.mark.slow
 def test_a_cell_is_trained_until_it_has_its_tokens_and_its_updates():
     ground = SHORT["plan_path"]._replace(tokens=700, updates=3)
     few = {**ground.settings, "tasks_per_step": 1, "num_generations": 2}
@@ -272,6 +273,7 @@ def test_a_cell_is_trained_until_it_has_its_tokens_and_its_updates():
     assert same == (readings["tokens"].steps == readings["updates"].steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tokens", "times"), [(1, 1), (700, 2)], ids=["same-step", "another"])
 def test_readings_of_the_same_weights_are_played_once(tokens, times, monkeypatch):
     asked: list[Any] = []
@@ -446,6 +448,7 @@ def test_every_cell_that_is_listed_is_a_command(tmp_path, monkeypatch, capsys):
 # -------------------------------------------------------------------------------------- published
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not tables.published("claims"), reason="no results are published")
 def test_published_verdicts_are_those_of_the_published_cells():
     result = tables.load("claims")

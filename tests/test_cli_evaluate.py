@@ -78,6 +78,7 @@ def games(out: Path) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------------------------------- play
 
 
+@pytest.mark.slow
 def test_a_run_is_played_under_its_own_settings_and_scores_as_after_training(
     trained: Summary, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -191,6 +192,7 @@ def test_a_dry_run_says_what_there_is_to_play_and_loads_no_model(
 # -------------------------------------------------------------------------------------- resume
 
 
+@pytest.mark.slow
 def test_an_evaluation_killed_in_the_middle_goes_on_to_the_same_bytes(
     quiz: list[str], tmp_path: Path
 ) -> None:
@@ -210,6 +212,7 @@ def test_an_evaluation_killed_in_the_middle_goes_on_to_the_same_bytes(
         assert (broken / name).read_bytes() == (whole / name).read_bytes(), name
 
 
+@pytest.mark.slow
 def test_an_interruption_says_how_to_go_on_and_finished_teams_need_no_model(
     trained: Summary,
     tmp_path: Path,
@@ -261,6 +264,7 @@ def test_a_folder_goes_on_under_its_own_settings_only(
 # ---------------------------------------------------------------------------------------- swap
 
 
+@pytest.mark.slow
 def test_swapped_policies_score_otherwise_and_all_is_the_matrix(
     trained: Summary, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

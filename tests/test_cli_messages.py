@@ -55,6 +55,7 @@ def test_ctrl_c_while_a_command_ends_is_no_traceback() -> None:
     assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "interrupted\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 @pytest.mark.parametrize("together", [False, True], ids=["stdout", "both"])
 def test_a_reader_that_has_left_ends_every_command_quietly(name: str, together: bool) -> None:

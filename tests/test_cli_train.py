@@ -20,7 +20,6 @@ import pettingllms
 from pettingllms.cli import guard, train
 from pettingllms.cli.train import StopAsked, main, parse, parser
 from pettingllms.errors import ConfigError
-from pettingllms.trainers.method_names import GONE, OLD_OPTIONS
 from tests.tiny_lm import save_tiny
 
 ROOT = Path(__file__).parents[1]
@@ -43,6 +42,7 @@ def words(model: Path, run: Path, *more: str, steps: int = 2) -> list[str]:
 # ------------------------------------------------------------------------------- end to end
 
 
+@pytest.mark.slow
 def test_two_steps_from_the_command_line_give_adapters_for_plain_peft(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,6 +76,7 @@ def test_two_steps_from_the_command_line_give_adapters_for_plain_peft(
     assert "leave out --max-steps" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_default_is_the_embedded_model_on_the_coding_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,6 +98,7 @@ def test_the_default_is_the_embedded_model_on_the_coding_environment(
     )
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_saves_says_how_to_go_on_and_exits_with_130(
     model: Path, tmp_path: Path
 ) -> None:
@@ -211,8 +213,7 @@ def test_help_shows_every_option_once_and_does_not_wait_for_torch() -> None:
     assert shown.returncode == 0, shown.stderr
     options = re.findall(r"^  (--[a-z0-9-]+)", shown.stdout, re.MULTILINE)
     assert len(options) == len(set(options))
-    # Options of earlier versions work and are not shown.
-    dests = {action.dest for action in parser()._actions} - {*OLD_OPTIONS, GONE}
+    dests = {action.dest for action in parser()._actions}
     # A switch that is on by default is shown as the one that turns it off.
     names = {option[2:].replace("-", "_").removeprefix("no_") for option in options}
     assert names == dests

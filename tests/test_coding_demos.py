@@ -112,6 +112,7 @@ def test_the_working_ends_with_the_result():
         assert all(value in working for value in tests[0].input.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["good", "bad"])
 def test_no_question_of_the_other_splits_is_demonstrated(drawn, kind):
     held_out = {

@@ -283,6 +283,7 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("piece", HOSTILE, ids=repr)
 @pytest.mark.parametrize("ends", [("", ""), ("```", "`"), ("```\n", "\n```"), ("```input ", "`\n")])
 def test_a_megabyte_of_anything_is_read_in_linear_time(piece, ends):

@@ -529,7 +529,7 @@ def test_what_a_program_printed_is_clipped_in_the_record(play):
 
 HOSTILE = {
     "backticks": "`" * 1_000_000,
-    "fences": "```\n" * 250_000,
+    "fences": "```\n" * 25_000,
     "a wide fence": "```" + " " * 500_000 + "a" * 499_000 + "`",
     "brackets": "```input\n" + "[" * 60_000 + "\n```\n```output\n" + "]" * 60_000 + "\n```",
     "pairs": "```input\n1\n```\n```output\n1\n```\n" * 20_000,
@@ -648,7 +648,7 @@ def test_rows_are_played_by_number_and_mutants_made_once(play):
         env.reset(seed=seed)
         shown.append(env.observe("coder_0")["text"].rpartition("\n")[2])
     assert shown == [f"Question {n}." for n in (0, 1, 2, 0, (1 << 40) % 3)]
-    assert sorted(env._mutants) == [0, 1, 2]
+    assert sorted(env._prepared) == [0, 1, 2]
     env.step(NO_TEST)
     assert step(env, checks(("-3", "3"), ("3", "3"), ("0", "0")))[0][1] > 0.5
 

@@ -404,6 +404,7 @@ def test_a_prompt_without_room_in_a_copy_is_no_success() -> None:
     assert ends["rider_0",] == 0.0
 
 
+@pytest.mark.slow
 def test_a_run_learns_from_copies_and_counts_them(tmp_path: Path) -> None:
     summary = pl.train(
         env=letters_env.env,

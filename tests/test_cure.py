@@ -192,6 +192,7 @@ def test_an_environment_without_programs_and_tests_is_refused_before_anything_is
         plan_run(alone)
 
 
+@pytest.mark.slow
 def test_a_coder_and_a_tester_are_trained_by_each_other(tmp_path: Path) -> None:
     summary = pl.train(
         env="coding",

@@ -145,6 +145,7 @@ def test_settings_out_of_range_are_refused(arguments, message):
 # Splits.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "boxes"), [(6, 1), (6, 2), (7, 2)])
 def test_no_room_is_in_two_splits(size, boxes):
     rooms = {

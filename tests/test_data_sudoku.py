@@ -67,6 +67,7 @@ def valid(grid, size):
 # What is generated.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "clues", "number"),
     [(4, (4, 8), 2000), (6, (8, 18), 400), (9, (30, 40), 150), (9, (22, 26), 20)],
@@ -162,6 +163,7 @@ def test_all_guises_of_a_puzzle_are_in_one_split(seed, size):
     assert sudoku._solution_key(solution) == sudoku._solution_key(puzzle.solution)
 
 
+@pytest.mark.slow
 def test_no_canonical_form_of_a_small_puzzle_is_in_two_splits():
     rng = random.Random(3)
     drawn = {

@@ -79,6 +79,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("models") / "tiny")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pools", [{"rows": True}, SIZES])
 def test_a_resumed_run_draws_and_learns_the_same(
     model: Path, tmp_path: Path, pools: dict[str, Any]

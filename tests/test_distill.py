@@ -89,6 +89,7 @@ def test_a_token_is_worth_what_the_teacher_of_its_role_says_above_the_student(
     assert checked == set(ROLES)
 
 
+@pytest.mark.slow
 def test_one_completion_a_prompt_suffices_and_students_come_closer(
     model: Path, teacher: Path
 ) -> None:
@@ -112,6 +113,7 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn(model: Path) -> None
     assert abs(divergence(trajectories, "writer")) < 1e-5
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_uninterrupted_one(model: Path, teacher: Path, tmp_path: Path) -> None:
     config = dataclasses.replace(
         SMALL, method="distill", model=str(model), method_args={"teacher": str(teacher)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import sys
 
@@ -11,20 +12,23 @@ import torch
 
 from pettingllms.distributed.cluster import connected
 from pettingllms.distributed.guardian import processes_of
-from pettingllms.distributed.pools import check_ranks, placed, pools_of
+from pettingllms.distributed.pools import placed, pools_of
 from pettingllms.errors import ConfigError
 from pettingllms.policies.loading import load_policies
+from pettingllms.session import plan_run
 from pettingllms.trainer import ATGRPOTrainer
-from pettingllms.trainers.config import ATGRPOConfig, resolve
-from pettingllms.trainers.play import check_shards, shards
+from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
+from pettingllms.trainers.play import shards
 from pettingllms.types import Task
 from tests.tiny_lm import save_tiny
 
 TEAM = ("coder", "tester")
 
 
-def pools(**settings: object) -> ATGRPOConfig:
-    return ATGRPOConfig(workers=4, pools=settings)
+def pools(**settings: object) -> ResolvedConfig:
+    # A full model, whose learner may have ranks.
+    full = {"coder": {"full": True}}
+    return resolve(ATGRPOConfig(workers=4, pools=settings, policy_settings=full))
 
 
 def test_gpus_that_nobody_claims_are_shared_equally():
@@ -77,8 +81,8 @@ def test_more_than_the_cluster_has_is_refused(given, message):
         placed(pools_of(pools(**given), TEAM), 4, "auto", {"CPU": 8, "GPU": 2})
 
 
-def engines(vllm_options: dict[str, int] | None = None, **settings: object) -> ATGRPOConfig:
-    return ATGRPOConfig(
+def engines(vllm_options: dict[str, int] | None = None, **settings: object) -> ResolvedConfig:
+    config = ATGRPOConfig(
         workers=4,
         sampler="vllm",
         model="m",
@@ -86,6 +90,7 @@ def engines(vllm_options: dict[str, int] | None = None, **settings: object) -> A
         pools=settings,
         policy_settings={"judge": {"full": True}},
     )
+    return resolve(config)
 
 
 def test_adapters_of_one_base_share_engines_and_workers_that_ask_them_have_no_gpu():
@@ -124,7 +129,10 @@ def test_an_engine_in_parts_has_a_gpu_for_each():
             lambda: engines(engine={"gpus": 1}),
             "'engine' has no process here; did you mean 'engines'",
         ),
-        (lambda: pools(engines={"gpus": 1}), "engines are for sampler vllm; with auto each worker"),
+        (
+            lambda: pools(engines={"gpus": 1}),
+            "engines are for sampler vllm; with transformers each worker",
+        ),
         (lambda: pools(coder={"replicas": 2}), "coder has no replicas, got 2; engines have"),
     ],
     ids=["parts", "ranks", "none", "name", "transformers", "replicas"],
@@ -144,11 +152,12 @@ def test_engines_without_vllm_are_refused_with_how_to_install_it(monkeypatch):
 
 
 def test_ranks_divide_full_models_only():
-    wanted = pools_of(pools(coder={"ranks": 2}), TEAM)
-    with pytest.raises(ConfigError, match=r"coder has 2 ranks, which divide a full model"):
-        check_ranks(wanted, full=["tester"])
-    check_ranks(wanted, full=["coder"])
-    check_ranks(pools_of(pools(), TEAM), full=[])
+    divided = pools(coder={"ranks": 2})
+    for full, refused in (("tester", True), ("coder", False)):
+        config = dataclasses.replace(divided, policy_settings={full: {"full": True}})
+        expected = pytest.raises(ConfigError, match=r"coder has 2 ranks, which divide a full model")
+        with expected if refused else contextlib.nullcontext():
+            assert pools_of(config, TEAM)["coder"].ranks == 2
 
 
 @pytest.mark.parametrize(
@@ -178,9 +187,8 @@ def test_workers_refuse_policies_that_are_objects(tmp_path):
 
 
 def test_workers_without_shards_are_refused_with_a_size():
-    config = resolve(ATGRPOConfig(workers=2, tasks_per_step=16))
     with pytest.raises(ConfigError, match="give --tasks-per-shard 4"):
-        check_shards(config)
+        plan_run(ATGRPOConfig(workers=2, tasks_per_step=16))
 
 
 def test_shards_hold_every_task_once_in_order():

@@ -33,7 +33,6 @@ from pettingllms.evaluation.ensembles import (
 from pettingllms.evaluation.rollouts import policies_by_seat, roll_out
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.samplers.scripted import ScriptedSampler
-from pettingllms.trainers.settings import as_text
 from pettingllms.types import Request, Task
 from tests import letters_env
 from tests.test_estimators_golden import cases
@@ -210,6 +209,7 @@ def pair(adapter: Path, tmp_path: Path) -> str:  # noqa: F811
     return f"a={adapter},b={tmp_path / 'other'}"
 
 
+@pytest.mark.slow
 def test_one_command_makes_the_table_and_another_plays_by_it(
     words: list[str], pair: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -271,7 +271,7 @@ def test_what_cannot_be_an_ensemble_is_refused_with_the_cure(
 
 
 def test_members_are_given_in_python_as_a_mapping(adapter: Path) -> None:  # noqa: F811
-    spec = as_text("members", {"a": adapter, "b": adapter})
-    assert spec == f"a={adapter},b={adapter}"
-    _, members = with_members(EvalConfig(members=spec))
+    options = EvalConfig.of(members={"a": adapter, "b": adapter})
+    assert options.members == f"a={adapter},b={adapter}"
+    _, members = with_members(options)
     assert list(members) == ["a", "b"]

@@ -68,6 +68,7 @@ def test_splits_share_no_word_that_is_asked_for():
         assert not train & val | train & test | val & test
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", [Rooms, Prices])
 @pytest.mark.parametrize("split", ["train", "val", "test"])
 def test_demonstrations_show_the_form_alone(task, split, tmp_path):

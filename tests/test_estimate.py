@@ -57,6 +57,7 @@ def kept(sizes, dtype, checkpointing):
     return saved_bytes(lambda: batch_logprobs(module, batch)[0].sum(), backward=False, without=own)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("hidden", "inner", "heads"), [(512, 1536, 8), (512, 512, 8), (768, 1536, 4)]

@@ -187,6 +187,7 @@ def test_a_chunk_comes_out_the_same_alone_and_among_others(tmp_path: Path) -> No
     assert len(set(texts)) == len(texts)  # no two episodes, of no two chunks, draw the same
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tasks", [1, 3, 4, 33, 64, 100])
 def test_few_tasks_share_chunks_of_many_samples_and_more_can_be_added_to_any_number(
     tasks: int,

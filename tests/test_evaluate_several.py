@@ -104,6 +104,7 @@ def test_every_environment_has_to_reach_the_bar(
 # -------------------------------------------------------------------------------- more samples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("few", [2, 3])
 def test_samples_are_added_to_a_finished_folder_with_the_numbers_of_asking_at_once(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few: int
@@ -140,6 +141,7 @@ def test_success_with_its_interval_stands_at_the_top_of_the_results(
 # ------------------------------------------------------------------------------------ SIGTERM
 
 
+@pytest.mark.slow
 def test_sigterm_keeps_the_episodes_says_how_to_go_on_and_exits_with_143(
     words: list[str], tmp_path: Path
 ) -> None:

@@ -89,6 +89,7 @@ def folder(request, tmp_path_factory):
     return directory
 
 
+@pytest.mark.slow
 def test_a_team_trains_and_sampler_trainer_and_plain_forward_agree(folder):
     policies = load_policies(folder, ROLES, lora_r=4, lora_alpha=8)
     config = ATGRPOConfig(

@@ -78,6 +78,7 @@ def made(config_name: str, changes: dict[str, Any]) -> Any:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", MIXED)
 def test_rows_that_come_and_go_have_the_log_probabilities_of_whole_texts(family):
     model = made(*MIXED[family])

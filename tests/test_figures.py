@@ -36,6 +36,7 @@ def test_points_are_drawn_in_the_rows_of_their_names_with_their_intervals():
     plt.close(figure)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["parts", "peers", "claims_swap", "claims_grouping", "decisions"])
 def test_a_figure_is_drawn_from_the_published_result(name):
     figure = figures.FIGURES[name][1]()

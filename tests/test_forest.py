@@ -305,6 +305,7 @@ class Twice(RolloutShape):
         return Plan(2, forks=True) if move.depth == 1 else Plan()
 
 
+@pytest.mark.slow
 def test_a_shape_of_ones_own_is_played(tmp_path: Path) -> None:
     import pettingllms as pl
 

@@ -167,6 +167,7 @@ def test_features_are_those_of_the_base_whatever_else_is_in_the_batch(model: Pat
         assert torch.equal(state_X, together[ids])
 
 
+@pytest.mark.slow
 def test_a_resumed_critic_and_team_are_those_of_the_uninterrupted_run(
     model: Path, tmp_path: Path
 ) -> None:

@@ -207,7 +207,7 @@ def test_the_peak_of_an_update_is_what_a_dry_run_says(tmp_path: Path, checkpoint
     here = Gpu("this", torch.cuda.get_device_properties(0).total_memory / GIB)
     tree = Tree(width=config.num_generations)
     weights, _, update = memory(
-        Workload(config, model_shape, 2, 2, decisions=2, tree=True, gpu=here, rollout=tree)
+        Workload(config, model_shape, ("a", "b"), 2, decisions=2, tree=True, gpu=here, rollout=tree)
     )
     predicted = sum(weights.values()) + sum(update.values())
     assert predicted == pytest.approx(measured, rel=0.15), (

@@ -57,6 +57,7 @@ def test_what_algebra_shows_to_differ_differs(gold, answer):
     assert not grade(gold, answer).equal
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("gold", "answer"), NOTATION_EQUAL, ids=short)
 def test_one_answer_in_two_notations_is_equal_both_ways(gold, answer):
     assert grade(gold, answer).equal
@@ -157,6 +158,7 @@ def test_a_sign_that_unicode_does_not_assign_is_no_answer():
     assert not grade("5", "\u03a2").equal  # it lies between Rho and Sigma
 
 
+@pytest.mark.slow
 @given(st.one_of(st.text(), ANSWERLIKE, st.lists(PIECES, max_size=30).map("".join)))
 @settings(max_examples=250, deadline=None)
 def test_any_text_is_read_without_exception_and_in_bounded_time(text):

@@ -39,6 +39,7 @@ def changed(rng, made):
             yield other
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_an_expression_is_what_sympy_prints_and_no_other(seed):
     rng = random.Random(seed)

@@ -43,6 +43,7 @@ def fresh(monkeypatch):
     symbolic.symbolic_equal.cache_clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("gold", "answer"), SLOW)
 def test_a_pair_that_takes_long_is_ended_and_is_unequal(fresh, gold, answer):
     started = time.monotonic()
@@ -62,6 +63,7 @@ def test_a_killed_process_is_replaced_and_asked_again(fresh):
     assert fresh.process.pid != first.pid
 
 
+@pytest.mark.slow
 def test_a_pair_that_takes_long_is_asked_once(fresh):
     assert ask("x+1", "1+x")[0]
     first = fresh.process
@@ -168,6 +170,7 @@ def test_the_exact_path_and_sympy_agree(fresh):
     assert 90 < sum(verdicts) < 210
 
 
+@pytest.mark.slow
 def test_a_list_of_slow_items_takes_no_longer_than_one(fresh):
     slow = "(x+y+z+1)^{6%d} = 3"
     verdict = grade(

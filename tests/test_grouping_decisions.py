@@ -57,6 +57,7 @@ def test_grounds_stand_by_their_decisions_each_with_the_gain_over_either_arm():
     assert rows[1][5] == rows[2][5] == ""
 
 
+@pytest.mark.slow
 def test_what_lies_between_prompts_is_measured_on_the_trees_of_a_training(monkeypatch):
     monkeypatch.setattr(between, "STEPS", 1)
     ground = SHORT["plan_path"]

@@ -6,6 +6,7 @@ a change needs one more file on a way, another file on it should go.
 
 from __future__ import annotations
 
+import ast
 import json
 import threading
 from collections.abc import Callable
@@ -79,6 +80,22 @@ def test_a_completion_passes_at_most_10_files_on_its_way_to_its_reward(
     assert len(passed) <= 10, passed
 
 
+def test_a_setting_passes_at_most_34_files_from_the_command_line_to_a_plan() -> None:
+    pytest.importorskip("torch")
+    from pettingllms.cli.train import parse
+    from pettingllms.session import plan_run
+
+    def journey() -> None:
+        config = parse(["--env", "coding", "--alpha", "0.5"]).config
+        assert config is not None
+        assert plan_run(config).config.alpha == 0.5
+
+    journey()  # what is made once a process is made now
+    passed = files_entered(journey)
+    assert {"cli/options.py", "trainers/config.py", "envs/coding_v0.py"} <= set(passed)
+    assert len(passed) <= 34, " ".join(passed)
+
+
 def test_a_row_passes_at_most_15_files_on_its_way_to_prompt_tokens(
     env: coding_v0.raw_env, rows: Path
 ) -> None:
@@ -95,3 +112,14 @@ def test_a_row_passes_at_most_15_files_on_its_way_to_prompt_tokens(
     passed = files_entered(journey)
     assert {"data/rows.py", "envs/coding_text.py", "policies/chat.py"} <= set(passed)
     assert len(passed) <= 15, " ".join(passed)
+
+
+def test_the_algorithm_is_read_with_few_other_files_open() -> None:
+    tree = ast.parse((PACKAGE / "trainers" / "at_grpo.py").read_text())
+    imports = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("pettingllms.")
+    ]
+    assert len(imports) <= 12
+    assert sum(len(node.names) for node in imports) <= 25

@@ -156,6 +156,7 @@ def test_a_long_reply_is_shortened() -> None:
     assert len(quoted("\n" * 1_000_000)) < 4 * SHOWN_CHARS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["duet", "plan_path", "tests.foreign_env:env"])
 def test_a_judged_environment_keeps_its_promises(name: str) -> None:
     check_env(f"judged:{name}", episodes=2, replies=REPLIES)
@@ -372,6 +373,7 @@ def test_a_judge_behind_an_api_is_a_reward(tmp_path: Path) -> None:
     assert any("It replied:" in body["messages"][0]["content"] for body in stub.bodies)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_uninterrupted_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

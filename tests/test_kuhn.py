@@ -40,6 +40,79 @@ def test_a_mixture_of_strategies_earns_the_mean_of_what_they_earn():
     assert kuhn.value(other, mixed) == pytest.approx(as_second)
 
 
+def random_strategy(rng: random.Random) -> dict[kuhn.Situation, float]:
+    return {situation: rng.random() for situation in kuhn.uniform()}
+
+
+def test_chances_of_payoffs_add_up_to_the_value_of_a_game():
+    rng = random.Random(1)
+    one, other = random_strategy(rng), random_strategy(rng)
+    chances = kuhn.outcomes(kuhn.frequencies(one), kuhn.frequencies(other))
+    assert sum(chances) == pytest.approx(1)
+    mean = sum(chips * share for chips, share in zip(kuhn.CHIPS, chances, strict=True))
+    assert mean == pytest.approx(kuhn.value(one, other))
+    assert kuhn.best_payoff(kuhn.frequencies(one)) == pytest.approx(kuhn.exploitability(one))
+
+
+def test_a_reply_without_a_legal_move_costs_the_worst_hand():
+    perfect = kuhn.frequencies(kuhn.equilibrium())
+    mute = dict.fromkeys(perfect, (0.0, 0.0))
+    assert kuhn.outcomes(mute, perfect) == pytest.approx([1, 0, 0, 0])
+    assert kuhn.payoff(perfect, mute) == pytest.approx(2)
+    assert kuhn.best_payoff(mute) == pytest.approx(2)
+    half = {place: (timid / 2, bold / 2) for place, (timid, bold) in perfect.items()}
+    assert kuhn.best_payoff(half) > 0.5
+
+
+def test_ratings_say_how_often_a_player_wins():
+    pytest.importorskip("torch")
+    import numpy as np
+
+    from benchmarks.league import elo, elo_of
+
+    ten_to_one = np.array([[0.5, 10 / 11], [1 / 11, 0.5]])
+    assert elo(ten_to_one[None])[0] == pytest.approx([0, -400], abs=0.1)
+    perfect, uniform = (kuhn.frequencies(play()) for play in (kuhn.equilibrium, kuhn.uniform))
+    ratings = elo_of([uniform, perfect, uniform], seed=0)
+    low, high = np.percentile(ratings[1:], [2.5, 97.5], axis=0)
+    assert low[1] > high[2]
+    assert low[2] < 0 < high[2]
+
+
+@games
+@pytest.mark.skipif(importlib.util.find_spec("textarena") is None, reason="needs TextArena")
+@pytest.mark.parametrize("history", [(), ("check",), ("bet",), ("check", "bet")])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "J [bet]",
+        "[CALL] [fold]",
+        "check",
+        "[check",
+        "[ bet]",
+        "[raise] [check]",
+        "x [fold] [bet]",
+        "",
+    ],
+)
+def test_moves_are_read_as_the_game_reads_them(history, text):
+    from benchmarks import kuhn_game
+    from benchmarks.league import move_of
+    from pettingllms.contrib.games.textarena_v0 import env
+
+    kuhn_game.register()
+    game = env("KuhnPoker-v1", prompt="compact")
+    game.reset(seed=0)
+    for move in history:
+        game.step(f"[{move}]")
+    player = game.agent_selection
+    game.step(text)
+    move = move_of(text, history)
+    assert (game.infos[player]["parse_error"] is None) == (move is not None)
+    if move in ("check", "bet") and history in ((), ("check",)) and game.agent_selection != player:
+        assert f"submitted move: '[{move}]'" in game.observe(game.agent_selection)["text"]
+
+
 @pytest.mark.parametrize(
     ("board", "outlook"),
     [

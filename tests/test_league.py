@@ -292,7 +292,7 @@ def test_a_game_that_turns_out_to_share_rewards_is_refused(model: Path) -> None:
 def ray() -> Iterator[Any]:
     from pettingllms.distributed.cluster import connected
 
-    with connected(ATGRPOConfig(workers=2)) as module:
+    with connected(resolve(ATGRPOConfig(workers=2))) as module:
         yield module
 
 

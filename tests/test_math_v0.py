@@ -374,11 +374,14 @@ def test_tools_and_a_judge_are_a_team(play):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"reasoners": 0}, "1 tools has no agent for the final answer; add a reasoner"),
-        ({"reasoners": 0, "tools": 0}, "no members"),
-        ({"reasoners": 0, "tools": 0, "judge": True}, "the judge has no team"),
-        ({"reasoners": -1}, "reasoners must not be negative, got -1"),
-        ({"reasoners": 5, "tools": 3}, "at most 7 agents, got 8"),
+        (
+            {"reasoners": 0},
+            "a reasoner or judge=True for the final answer; got reasoners=0, tools=1",
+        ),
+        ({"reasoners": 0, "tools": 0}, "got reasoners=0, tools=0, judge=False"),
+        ({"reasoners": 0, "tools": 0, "judge": True}, "reasoners or tools, .* judge=True"),
+        ({"reasoners": -1}, "got reasoners=-1"),
+        ({"reasoners": 5, "tools": 3}, "up to 7 agents.*reasoners=5, tools=3"),
         ({"topology": "star"}, "star.* judge"),
         ({"topology": "meshh"}, "did you mean 'mesh'"),
         ({"agents": "singl"}, "did you mean 'single'"),
@@ -584,7 +587,7 @@ HOSTILE = {
     "closed boxes": r"\boxed{" * 70_000 + "}" * 70_000,
     "braces": r"\boxed{" + "{" * 900_000,
     "backticks": "`" * 1_000_000,
-    "fences": "```\n" * 250_000,
+    "fences": "```\n" * 25_000,
     "tower": box("9^{9^{9^9}}"),
     "long number": box("9" * 100_000),
     "deep": box("(" * 400 + ")" * 400),

@@ -64,6 +64,7 @@ assert share_prompts(MODEL)
 TEXTS = st.lists(st.integers(5, 250), min_size=1, max_size=30).map(tuple)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.lists(TEXTS, min_size=3, max_size=3), min_size=1, max_size=3),
@@ -195,6 +196,7 @@ def test_every_episode_and_copy_has_a_memory_of_its_own_and_finished_ones_are_fr
     assert other.memories
 
 
+@pytest.mark.slow
 def test_a_run_of_a_conversation_that_is_resumed_has_the_bytes_of_one_that_was_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,14 +15,15 @@ import pettingllms as pl
 from pettingllms.errors import UnknownNameError
 from pettingllms.rollout import shapes
 from pettingllms.rollout.trajectory import Trajectory, outcome_is_late
-from pettingllms.runs import read_config
+from pettingllms.runs import config_text, read_config
+from pettingllms.runs.old_settings import upgraded
 from pettingllms.session import plan_run
 from pettingllms.trainers import fitting, losses, method_names
 from pettingllms.trainers.batch import policy_batches
 from pettingllms.trainers.callbacks import Silent
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.method import Method
-from pettingllms.trainers.method_names import METHODS, OLD_OPTIONS, PARTS, upgraded
+from pettingllms.trainers.method_names import METHODS, PARTS
 from pettingllms.types import Task
 from tests.test_estimators_golden import cases, decision
 
@@ -56,14 +57,17 @@ def test_a_copy_of_settings_is_equal_to_them():
 @pytest.mark.parametrize(
     ("old", "method", "arguments"),
     [
-        ({"estimator": "agent"}, "dr_mas", None),
-        ({"estimator": "rae"}, "rae", None),
-        ({"estimator": "gae", "cast": "alternate"}, "marft_gae", None),
+        ({"estimator": "agent"}, "dr_mas", {}),
+        ({"estimator": "rae"}, "rae", {}),
+        ({"estimator": "gae", "cast": "alternate"}, "marft_gae", {}),
         ({"cast": "swap", "cast_args": {"steps": 2}}, "swap+at_grpo", {"steps": 2}),
-        ({"method": "cory", "cast": "all"}, "shared+dr_mas", None),
-        ({"method": "mhgpo", "shape": "fork_on_first"}, "mhgpo", {"shape": "fork_on_first"}),
-        ({"method": "gspo", "estimator": "at_grpo"}, "at_grpo", None),
-        ({"method": "gspo", "estimator": "grpo"}, "gspo", None),
+        ({"method": "gspo", "estimator": "grpo"}, "gspo", {}),
+        ({"method": "gspo", "estimator": "at_grpo"}, "at_grpo", {}),
+        (
+            {"method": "malt", "estimator": "look_ahead", "shape": "full"},
+            "malt",
+            {"shape": "full"},
+        ),
         (
             {
                 "estimator": "agent_turn",
@@ -71,37 +75,28 @@ def test_a_copy_of_settings_is_equal_to_them():
                 "reward_transform_args": "{}",
             },
             "maporl",
-            None,
+            {},
         ),
-        ({"reward_transform": "shared", "estimator": "a.b:C"}, "shared+a.b:C", None),
+        ({"reward_transform": "shared", "estimator": "a.b:C"}, "shared+a.b:C", {}),
     ],
 )
-def test_old_options_are_replaced_by_a_method_with_a_hint(old, method, arguments, caplog):
-    config = ATGRPOConfig(**old)
-    assert (config.method, config.method_args) == (method, arguments or {})
-    assert {getattr(config, name) for name in OLD_OPTIONS} == {None}
-    assert f"--method {method}" in caplog.text
-    assert config.num_generations is None
-    assert dataclasses.replace(config) == config
-
-
-def test_a_saved_configuration_with_old_options_is_read_and_is_the_same(tmp_path):
-    old: dict[str, Any] = {
-        "env": "coding",
-        "estimator": "agent",
-        "estimator_args": '{"by": "reward"}',
-    }
-    old |= {"reward_transform": "as_paid", "cast": "all", "stream_gradients": False}
+def test_a_saved_configuration_of_the_time_before_methods_has_one(old, method, arguments, tmp_path):
+    # As that version saved them: all parts.
+    parts = {"cast": "all", "reward_transform": "as_paid", "estimator": "at_grpo"}
+    old = {"env": "coding", "stream_gradients": False, "num_generations": 5} | parts | old
     (tmp_path / "config.yaml").write_text(json.dumps(old))
     config = read_config(tmp_path)
-    assert (config.method, config.method_args) == ("dr_mas", {"by": "reward"})
+    assert (config.method, config.method_args) == (method, arguments)
+    # A method fills in nothing where settings were saved.
+    assert (config.num_generations, config.branch) == (5, ATGRPOConfig.branch)
     now = dataclasses.asdict(config)
     assert {name: now[name] for name in upgraded(old)} == upgraded(old)
 
 
-def test_a_combination_that_is_gone_is_refused_with_the_method_that_there_is():
-    with pytest.raises(ValueError, match="use --method m_grpo"):
-        ATGRPOConfig(reward_transform="m_grpo", estimator="rae")
+def test_what_a_run_left_open_stays_open_when_its_settings_are_read(tmp_path):
+    config = ATGRPOConfig(method="mlpo", train_roles=None)
+    (tmp_path / "config.yaml").write_text(config_text(config))
+    assert read_config(tmp_path).train_roles is None
 
 
 def test_an_unknown_method_is_refused_with_the_nearest_name():
@@ -201,6 +196,7 @@ class Heard(Silent):
         self.said.append(text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "warned"), [("at_grpo", True), ("grpo", False)])
 def test_a_tree_on_an_outcome_at_the_end_is_warned_about(tmp_path, method, warned):
     heard = Heard()

@@ -28,6 +28,7 @@ LACKS: dict[str, tuple[dict[str, Any], str]] = {
     "opponents": ({"opponents": False}, r"is for games against an opponent"),
     "calls": ({"caller": ""}, r"is for an agent that calls others"),
     "privileged": ({"tells": False}, r"tells of none"),
+    "demonstrations": ({"solver": False}, r"has no solver"),
     "judge": ({"judge": ""}, r"has no judge"),
 }
 ALL = {"reward_parts": 2, "judged_replies": True, "caller": "x", "cross_runs": ("a", "b")}
@@ -43,9 +44,15 @@ def game(**facts):
             def privileged_for(self, agent):
                 return f"{agent} should take the middle"
 
+        if facts.get("solver", True):
+
+            def demonstration_for(self, agent):
+                return "5"
+
     return Lacking
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("need", list(NEEDS))
 def test_methods_that_need_what_is_lacking_are_refused_before_a_model_is_loaded(need):
     facts, message = LACKS[need]

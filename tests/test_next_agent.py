@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+import pytest
 import torch
 
 from pettingllms.policies.loading import load_policies
@@ -13,6 +14,7 @@ from tests import delegating_env
 from tests.tiny_lm import save_tiny
 
 
+@pytest.mark.slow
 def test_two_steps_of_training_where_the_game_decides_who_acts(tmp_path):
     config = ATGRPOConfig(
         env="tests.delegating_env:env",

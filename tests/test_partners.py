@@ -107,6 +107,7 @@ def test_a_frozen_partner_plays_and_nothing_of_it_is_trained_or_kept(stub, model
     assert read_config(run).policies == "writer=mine,reader=api:theirs"
 
 
+@pytest.mark.slow
 def test_a_run_that_its_endpoint_stopped_ends_as_one_that_went_through_and_pays_once(
     stub, model, tmp_path
 ):
@@ -134,6 +135,7 @@ def test_a_budget_stops_a_run_and_a_larger_one_in_its_config_goes_on(stub, model
     assert train(resume=tmp_path / "run").finished
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["grpo", "dr_mas", "look_ahead"])
 def test_every_kind_of_estimator_takes_a_partner(stub, model, tmp_path, method):
     config = settings(stub, model, tmp_path / "run", method=method, max_steps=1)
@@ -185,6 +187,7 @@ def test_each_role_may_have_a_model_of_its_own_and_roles_may_exchange_them(stub)
     assert asked == {("A", "writer"), ("B", "reader"), ("B", "writer"), ("A", "reader")}
 
 
+@pytest.mark.slow
 def test_a_partner_takes_the_place_of_a_trained_role(stub, model, tmp_path):
     run = train(settings(stub, model, tmp_path / "run", max_steps=1)).folder
     stub.bodies.clear()
@@ -218,6 +221,7 @@ def test_a_prompt_beyond_the_context_of_the_model_here_is_no_matter_to_a_partner
     assert len(episode.groups) == 2
 
 
+@pytest.mark.slow
 def test_a_team_behind_our_own_server_answers_as_the_team_itself(tmp_path, key):
     run = trained(tmp_path, "tests.asked_env:env")
     roles = {"writer": "writer", "reader": "reader"}
@@ -244,6 +248,7 @@ def test_a_team_behind_our_own_server_answers_as_the_team_itself(tmp_path, key):
     assert len(paid) == len(rows(tmp_path / "out" / "samples.jsonl"))
 
 
+@pytest.mark.slow
 def test_a_trained_role_is_served_without_its_partner(stub, model, tmp_path):
     config = settings(stub, model, tmp_path / "run", env="tests.asked_env:env", max_steps=1)
     run = train(config).folder
@@ -275,6 +280,7 @@ def said_in(episodes):
 # ------------------------------------------------------------------------------------ the key
 
 
+@pytest.mark.slow
 def test_the_key_is_in_no_file_log_or_error(
     stub, model, tmp_path, key, caplog, capsys, monkeypatch
 ):

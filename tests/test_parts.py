@@ -83,6 +83,7 @@ def test_another_base_is_trained_with_the_settings_of_the_base_of_parts(name):
     assert {key for key in settings if settings[key] != shipped[key]} == {"model", *story.own}
 
 
+@pytest.mark.slow
 def test_a_team_on_the_base_of_parts_is_trained_and_evaluated_from_its_name(tmp_path):
     run = tmp_path / "run"
     words = "--env plan_path --model embedded:parts --max-steps 2 --eval-steps 0"
@@ -132,6 +133,7 @@ def test_every_source_of_every_recipe_draws_demonstrations(recipe, source):
         assert all(demo.prompt and demo.reply for demo in drawn)
 
 
+@pytest.mark.slow
 def test_a_run_that_names_no_model_says_which_one_its_environment_trains(tmp_path):
     run = tmp_path / "run"
     words = "--env plan_path --max-steps 1 --eval-steps 0 --tasks-per-step 2 --num-generations 2"

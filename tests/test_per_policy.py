@@ -31,6 +31,7 @@ def trained(folder: Path, **settings: Any) -> dict[str, bytes]:
     return {path.parent.name: path.read_bytes() for path in files}
 
 
+@pytest.mark.slow
 def test_a_policy_with_a_rate_of_its_own_learns_at_it_and_the_others_as_before(
     tmp_path: Path,
 ) -> None:

@@ -32,6 +32,7 @@ def a_config(method: str = "at_grpo") -> ResolvedConfig:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["at_grpo", "grpo"])
 def test_shards_played_alone_in_any_order_and_twice_are_those_of_the_step(method, tmp_path):
     torch.set_num_threads(1)

@@ -101,6 +101,7 @@ alike_at_first = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(alike_at_first, st.integers(1, 40))
 def test_completions_that_begin_alike_have_the_numbers_of_single_sequences(pairs, limit):
@@ -232,6 +233,7 @@ mixes = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(mixes)
 @example([(2, [1, 1, 1, 374])])

@@ -126,6 +126,7 @@ def test_programs_keep_the_contract_of_environments() -> None:
 # The proof
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["at_grpo", "grpo"])
 def test_a_program_trains_the_adapters_of_the_environment_that_it_plays(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -154,6 +155,7 @@ def test_a_program_trains_the_adapters_of_the_environment_that_it_plays(
     assert digests[0] == digests[1]
 
 
+@pytest.mark.slow
 def test_turns_of_a_conversation_share_a_row_of_the_update_and_broken_ones_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,6 +74,7 @@ def test_teams_of_other_seeds_are_all_pairs_but_their_own():
     assert protocol_report.exchanged(runs) == [0.0, 0.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arm", ["at_grpo", "look_ahead", "grpo", "gigpo", "rae"])
 def test_every_arm_trains_and_is_measured(arm):
     torch.set_num_threads(1)

@@ -40,6 +40,7 @@ def one_hot(rows: Sequence[Any]) -> dict[int, tuple[list[int], torch.Tensor]]:
     return {0: (list(range(len(rows))), torch.eye(len(rows)))}
 
 
+@pytest.mark.slow
 def test_a_critic_learns_the_values_of_the_table() -> None:
     case = cases("archer")["fixed point on a chain (right twice pays 1, wrong ends with 0), p=0.8"]
     gamma, expected = case["inputs"]["gamma"], case["expected"]
@@ -110,6 +111,7 @@ def test_agents_that_are_paid_at_the_end_learn_from_the_second_step_on(tmp_path:
     assert learns == [False, True, True]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
     model = save_tiny(tmp_path / "model")
     trainer, twin = with_a_resumed_twin(model, CONFIG, tmp_path / "run")

@@ -38,6 +38,7 @@ RUN = [
     "paper --list",
     "advice --dry-run",
     "alpha --dry-run",
+    "crew --dry-run",
     "paper calls --seeds 0 --dry-run",
     "paper judges --tokens 1 --dry-run",
     "paper local --tokens 1 --dry-run",
@@ -50,6 +51,7 @@ RUN = [
     "peers_sweep --dry-run",
     "reading --dry-run --minutes 0 --only read relay",
     "distillation --dry-run --minutes 0",
+    "agentrl --dry-run --minutes 0",
     "reading --minutes 0 --only read relay",
     "errands",
     "relay",
@@ -81,6 +83,7 @@ LONGER = [
     "learning --env math --seeds 0",
     "learning --env plan_path --seeds 0 --policies shared --out made/learned.json",
     "trust",
+    "airl --tokens 1 --tasks 2 --seeds 31",
     f"viewer --gigabytes 0.001 --run {LEARNED}",
     f"refill {LEARNED} --rounds 1",
     "parts --only plan_path --seeds 21 --out benchmarks/results/parts.json",
@@ -92,9 +95,12 @@ LONGER = [
     "advice",
     "advice_grounds --only plan_path --steps 8 --seeds 20",
     "alpha --minutes 1",
+    "priming.crew",
+    "crew --minutes 1 --out made/crew.json",
     "between --only signal",
     "search_team --only grpo",
     "search_team",
+    "agentrl --out made/agentrl.json",
     "paper debate --tokens 1 --seeds 0",
 ]
 """Commands that take more than a few seconds: `make test-benchmarks`."""
@@ -106,6 +112,7 @@ WITH_GAMES = [
     "games --only textarena:TicTacToe-v0 pettingzoo:classic/rps_v2",
     "priming.games",
     """self_play --game kuhn tictactoe --seeds 0 --set '{"max_steps": 1, "tasks_per_step": 1}'""",
+    "league --minutes 1 --out made/league.json",
 ]
 """Commands that need TextArena or PettingZoo's classic games: `make test-games`."""
 WITH_SMOLLM2 = [
@@ -120,17 +127,33 @@ ON_RAY = [
 ]
 """Commands that start processes on Ray: `make test-ray`."""
 SMALLEST = {
+    "benchmarks.airl.RATES": [0.002],
+    "benchmarks.agentrl.SEEDS": [41],
+    "benchmarks.agentrl.SETTINGS": {"tasks_per_step": 2, "num_generations": 2},
+    "benchmarks.agentrl.TEST_TASKS": 2,
+    "benchmarks.agentrl.TOKENS": 1,
+    "benchmarks.agentrl.UPDATES": 1,
+    "benchmarks.agentrl.VALIDATION_TASKS": 2,
     "benchmarks.between.STEPS": 1,
     "benchmarks.blind.TESTED": 2,
+    "benchmarks.crew.RATES": [0.003],
+    "benchmarks.crew.SEEDS": [0],
+    "benchmarks.crew.TASKS": 2,
+    "benchmarks.crew.TOKENS": 1,
     "benchmarks.ensemble.TABLE_TASKS": 12,
     "benchmarks.ensemble.TOKENS": 2,
     "benchmarks.habits.HALF": 1,
+    "benchmarks.league.EVERY": 1,
+    "benchmarks.league.REPLIES": 2,
+    "benchmarks.league.SETTINGS": {"tasks_per_step": 1},
+    "benchmarks.league.VERSIONS": [0, 1],
     "benchmarks.learning.PASSES": [1, 2],
     "benchmarks.games.EPISODES": 1,
     "benchmarks.gate.RECORD": 2,
     "benchmarks.priming.games.POOL": {"KuhnPoker-v1": 20, "TicTacToe-v0": 20},
     "benchmarks.priming.games.STEPS": {"KuhnPoker-v1": 1, "TicTacToe-v0": 1},
     "benchmarks.priming.prime.PHASES": [{"steps": 1}],
+    "benchmarks.priming.crew.PHASES": [{"steps": 2}],
     "benchmarks.priming.duet.PHASE": {"steps": 2},
     "benchmarks.priming.protocol.PHASE": {"steps": 2},
     "benchmarks.protocol.COMMON": {"max_tokens": 1, "tasks_per_step": 2},
@@ -230,12 +253,14 @@ def test_a_quoted_command_is_run_with_its_options(command: Quoted) -> None:
     ), "add its options to a command that runs, or a command of its own"
 
 
+@pytest.mark.slow
 def test_what_is_run_is_quoted() -> None:
     modules = {command.module for command in quoted()}
     assert {covered.module for covered in KNOWN} == modules
     assert all(find_spec(f"benchmarks.{module}") for module in modules)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_quoted_commands_run_with_their_smallest_settings(tmp_path: Path) -> None:
     pytest.importorskip("trl")

@@ -25,9 +25,9 @@ def ray() -> Iterator[Any]:
     import ray as _imported_before  # noqa: F401 - as a user may have done
 
     from pettingllms.distributed.cluster import connected
-    from pettingllms.trainers.config import ATGRPOConfig
+    from pettingllms.trainers.config import ATGRPOConfig, resolve
 
-    with connected(ATGRPOConfig(workers=4)) as module:
+    with connected(resolve(ATGRPOConfig(workers=4))) as module:
         yield module
 
 

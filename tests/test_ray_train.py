@@ -21,9 +21,9 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 @pytest.fixture(scope="module")
 def ray() -> Iterator[Any]:
     from pettingllms.distributed.cluster import connected
-    from pettingllms.trainers.config import ATGRPOConfig
+    from pettingllms.trainers.config import ATGRPOConfig, resolve
 
-    with connected(ATGRPOConfig(workers=6)) as module:
+    with connected(resolve(ATGRPOConfig(workers=6))) as module:
         yield module
 
 

@@ -147,6 +147,7 @@ def test_replies_to_another_prompt_are_refused(tmp_path: Path) -> None:
         env.reset(seed=0)
 
 
+@pytest.mark.slow
 def test_commands_record_peers_and_train_a_leader_on_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -72,6 +72,13 @@ REPLIES = {
         "<say>dax</say><open>blue</open>",
         "<open>dax</open>",
     ),
+    "crew": (
+        "<call>clerk: Anna</call>",
+        "<call>vet: Anna and Karl</call>",
+        "<result>Anna works for Karl</result>",
+        "<answer>Karl</answer>",
+        "<call>baker: Anna</call>",
+    ),
     "duet": ("red", " Blue. ", "red blue", "dax"),
     "read": ("Karl lives in Rome.", "Rome", "Paris.", "It is Rome or Paris"),
     "nested search": (
@@ -94,7 +101,10 @@ COUNTED = {
     **{name: f"benchmarks.environments.{name}_v0:env" for name in MOVED},
     "toy": "tests.toy_env:env",
 }
-DECIDED = {ENVIRONMENTS.own["search"], "benchmarks.environments.debugging_v0:env"}
+DECIDED = {
+    *map(ENVIRONMENTS.own.get, ("crew", "search")),
+    "benchmarks.environments.debugging_v0:env",
+}
 """Environments that decide who acts."""
 CALLING = {"nested search": "tests.calling_envs:search"}
 FACTORIES = {**COUNTED, **CALLING, "delegating": "tests.delegating_env:env"}
@@ -222,6 +232,7 @@ def test_unreadable_replies_are_truncated_after_max_cycles(path):
     assert path in DECIDED or [*dict.fromkeys(order)] == env.possible_agents
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FACTORIES)
 def test_check_env_passes(name, caplog):
     check_env(
@@ -250,6 +261,7 @@ BOARD: dict[str, Sequence[Any]] = {
 }
 LEGAL: dict[str, dict[str, Sequence[Any]]] = {
     "coding": {"steps": STEPS, "agents": ("single",), "families": (["words"], ["arithmetic"])},
+    "crew": {"call_price": (0, 0.3), "workers": (2, 4), "lookups": ((0, 0), (1, 2), (2, 2))},
     "debugging": {"steps": STEPS},
     "duet": {
         "rho": (0, 0.5, 1.0),
@@ -302,6 +314,7 @@ def pickled(env: Any) -> Any:
     return twin
 
 
+@pytest.mark.slow
 @environments
 def test_every_seed_can_be_played_and_pickled_at_every_point_whatever_the_arguments(name):
     rng = random.Random(name)

@@ -52,6 +52,7 @@ def test_the_best_passages_are_those_with_the_greatest_sums_of_their_words(large
         assert numbers(large, " ".join(words), 7) == order[:7]
 
 
+@pytest.mark.slow
 def test_fewer_passages_are_the_beginning_of_more(large):
     rng = random.Random(5)
     for _ in range(60):

@@ -76,6 +76,7 @@ def played(batch, arrivals):
     return tokens_by_key
 
 
+@pytest.mark.slow
 def test_a_row_is_sampled_as_if_it_were_alone_whenever_it_joins(model):
     jobs = [(p, k, 7 * p + k) for p in range(len(PROMPTS)) for k in range(len(KINDS))]
     arrivals = [
@@ -96,6 +97,7 @@ def test_a_row_is_sampled_as_if_it_were_alone_whenever_it_joins(model):
     assert len(lengths) > 5
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(
     plan=st.lists(

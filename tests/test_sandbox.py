@@ -185,6 +185,7 @@ def test_files_of_the_parent_are_not_visible(sandbox: Sandbox, tmp_path: Path):
     assert set(result.stdout.splitlines()) <= refused
 
 
+@pytest.mark.slow
 def test_memory_of_the_parent_is_not_in_the_worker():
     secret = b"-".join([b"the", b"key", b"of", b"the", b"parent"]) * 3
     with open_sandbox("embedded", workers=1) as sandbox:

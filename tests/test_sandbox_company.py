@@ -31,6 +31,7 @@ def said(result: RunResult) -> tuple[str, int, str, str]:
     return result.status, result.exit_code, out, err
 
 
+@pytest.mark.slow
 @needs_namespaces  # elsewhere the files that a program leaves count for the next, and its process id differs
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("group", range(GROUPS))

@@ -56,6 +56,7 @@ def firsts(sandbox: PooledSandbox) -> list[int]:
     return [channel.pid for channel in channels if isinstance(channel, ProcessChannel)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wait", [True, False])
 def test_idle_workers_that_are_all_dead_are_replaced(wait: bool):
     programs = ["print(1)"] * 12

@@ -69,9 +69,10 @@ PROGRAMS = {
     "__del__ fails in a line": "class A:\n def __del__(s):\n  return [][0]\nA()",
     "thread fails in a line": "import threading\ndef f():\n  return [][0]\nthreading.Thread(target=f).start()",
     "compiler fails late": "x = 1\nreturn x",
-    "encoding": "# coding: latin-1\nprint(ascii('é'))\n1 / 0 # é",
-    "unknown encoding": "#!x\n# -*- coding: nothing -*-\n",
-    "encoding that does not fit": "# vim: set fileencoding=ascii :\nprint('é')",
+    "encoding": "# coding: latin-1\nprint(ascii('é'))\n1 / 0",
+    "separators in a line": "x = '\x0c\x1e\x85\u2028'\n1 / 0",
+    "lines that end in two ways": "x = 1\r\ny = 2\n1 / 0\r\n",
+    "global that is no name": "globals()[1] = 2; print(3)",
     "exit in hook": "import atexit, sys; atexit.register(sys.exit, 5); print(1)",
     "recursion": "def f(n): return n and 1 + f(n - 1)\nprint(f(970))",
     "recursion without end": "def f(): f()\nf()",
@@ -131,6 +132,7 @@ def sandbox() -> Iterator[Sandbox]:
         yield sandbox
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_does_what_it_does_outside(sandbox: Sandbox, name: str, tmp_path):
     script = tmp_path / "main.py"
@@ -156,3 +158,22 @@ def test_a_program_does_what_it_does_outside(sandbox: Sandbox, name: str, tmp_pa
             re.sub(r"repeated \d+|0x[0-9a-f]+", "", text) for text in (inside.stderr, expected)
         )
         assert stderr == expected
+
+
+@pytest.mark.parametrize(
+    "program",
+    ["#!x\n# -*- coding: nothing -*-\n", "# vim: set fileencoding=ascii :\nprint('é')"],
+)
+def test_an_encoding_that_cannot_be_read_is_a_syntax_error_that_names_it(
+    sandbox: Sandbox, program: str
+):
+    [[result]] = sandbox.run([program], [Case()])
+    assert (result.status, result.stdout) == ("error", "")
+    assert re.search(r"^SyntaxError: .*(nothing|ascii)", result.stderr, re.MULTILINE)
+
+
+def test_an_error_shows_the_line_that_the_model_wrote_whatever_encoding_it_declares(
+    sandbox: Sandbox,
+):
+    [[result]] = sandbox.run(["# coding: latin-1\nint('é')\n"], [Case()])
+    assert "    int('é')\n" in result.stderr

@@ -23,6 +23,7 @@ NUMPY = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["standard", "numpy"])
 def test_draws_depend_on_neither_run_nor_place_nor_order(kind: str):
     packages = ("numpy",) if kind == "numpy" else ()

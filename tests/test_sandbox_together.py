@@ -73,6 +73,7 @@ SIMPLE = {
     "assigned call": "f() = 1",
     "deep brackets": "(" * 300 + ")" * 300,
     "null byte": "print(1)\0",
+    "separators in a line": "x = '\x0c\x1e'\r\n1 / 0",
     "warning of the compiler": "print(1 is 1)",
     "warning and error of the compiler": "print(1 is 1\nx = (",
     "escape that warns": "print('\\d')",

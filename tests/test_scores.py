@@ -186,6 +186,7 @@ def earns_no_more(stalling, honest):
             assert max(values[: len(stalling)]) <= min(values[len(stalling) :]) + 1e-6, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"alpha": 0.25}, {"rewards": "sparse"}], ids=str)
 @pytest.mark.parametrize(
     ("make", "name"),

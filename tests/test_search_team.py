@@ -72,6 +72,7 @@ def start(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arm", search_team.ARMS)
 def test_every_arm_trains_and_is_measured(arm, start):
     run = search_team.train(SEARCH, search_team.ARMS[arm], 1e-3, 0, tokens=10)
@@ -81,6 +82,7 @@ def test_every_arm_trains_and_is_measured(arm, start):
     assert len(run["curve"]) >= 2
 
 
+@pytest.mark.slow
 def test_a_mean_for_each_agent_leaves_no_agent_above_or_below_it(start):
     """The advantages of an agent are centered under `dr_mas`, whatever its calls."""
     run = search_team.train(SEARCH, search_team.ARMS["dr_mas"], 1e-3, 0, tokens=400)

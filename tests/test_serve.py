@@ -64,10 +64,12 @@ def said(text):
     return [{"role": "user", "content": text}]
 
 
+@pytest.mark.slow
 def test_there_is_a_model_for_each_role(client):
     assert [model.id for model in client.models.list()] == ["writer", "reader"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ROLES)
 def test_a_role_answers_as_its_own_policy_does(client, policies, role):
     settings = {"max_tokens": 10, "temperature": 0.8, "seed": 7, "n": 3}
@@ -472,6 +474,7 @@ def test_a_full_queue_is_said_at_once_and_when_to_come_back(url, server):
 # -------------------------------------------------------------------------------- the command
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.timeout(300)
 def test_the_command_serves_a_run_and_stops_when_told_also_while_sampling(run, number, tmp_path):
@@ -502,12 +505,6 @@ def test_the_command_serves_a_run_and_stops_when_told_also_while_sampling(run, n
         while chunk := connection.recv(1 << 16):
             rest += chunk
         assert b"the server is stopping" in rest
-
-
-@pytest.mark.parametrize("words", [["--backend", "vllm"], ["--backend=vllm"]])
-def test_the_old_name_of_the_sampler_is_taken_with_a_hint(words, capsys):
-    assert serve.parse(["runs/x", *words])[1].sampler == "vllm"
-    assert "--backend is called --sampler now" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

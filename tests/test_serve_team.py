@@ -97,6 +97,7 @@ def test_a_question_cannot_open_a_turn_of_its_own(client, coders):
 # -------------------------------------------------------------------------------- team
 
 
+@pytest.mark.slow
 def test_the_team_plays_and_its_answer_stands_apart_from_who_said_what(client):
     settings = {"model": "team", "messages": said(QUESTION), "seed": 2}
     whole = client.chat.completions.create(**settings)
@@ -189,6 +190,7 @@ def test_a_team_stops_when_nobody_listens(coders):
         threading.Event().wait(0.01)
 
 
+@pytest.mark.slow
 def test_a_broken_sandbox_is_an_error_and_no_answer(coders):
     class Broken:
         def run(self, *args, **kwargs):

@@ -85,6 +85,7 @@ def timeless(run: Path) -> list[dict[str, Any]]:
 # ------------------------------------------------------------------------------ a whole run
 
 
+@pytest.mark.slow
 def test_a_run_leaves_everything_that_it_promises(whole: Summary) -> None:
     assert whole.finished
     assert whole.step == STEPS
@@ -121,6 +122,7 @@ def test_a_run_leaves_everything_that_it_promises(whole: Summary) -> None:
     assert whole.next.startswith("pettingllms-eval --env tests.letters_env:env --adapters ")
 
 
+@pytest.mark.slow
 def test_what_was_shown_is_kept_and_a_run_prints_one_line(whole: Summary) -> None:
     shown = (whole.folder / "console.log").read_text()
     assert f"starting; run folder {whole.folder}" in shown
@@ -250,6 +252,7 @@ train(config, display=KillAfterStep3())
 """
 
 
+@pytest.mark.slow
 def test_a_killed_and_resumed_run_equals_an_undisturbed_one(whole: Summary, tmp_path: Path) -> None:
     run = tmp_path / "run"
     command = [sys.executable, "-c", KILLED, str(whole.folder), str(run)]
@@ -268,6 +271,7 @@ def stop_at_question(number: int) -> Callable[[], bool]:
     return lambda: next(questions) >= number
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("question", [12, 17, 18, 33])
 def test_a_run_stopped_anywhere_goes_on_as_if_it_had_not_been(
     whole: Summary, model: Path, tmp_path: Path, question: int
@@ -282,6 +286,7 @@ def test_a_run_stopped_anywhere_goes_on_as_if_it_had_not_been(
     assert_equal_runs(run, whole.folder)
 
 
+@pytest.mark.slow
 def test_a_run_that_filled_its_disk_goes_on_once_there_is_space(
     whole: Summary, model: Path, tmp_path: Path
 ) -> None:
@@ -315,6 +320,7 @@ def test_resuming_a_finished_run_changes_nothing(whole: Summary) -> None:
     assert timeless(whole.folder) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "error", "says"),
     [
@@ -392,6 +398,7 @@ def test_settings_that_cannot_be_used_are_named_and_leave_no_folder(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_adapters_to_start_from_are_used_and_a_missing_one_is_named(
     whole: Summary, model: Path, tmp_path: Path
 ) -> None:

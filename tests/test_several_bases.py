@@ -103,6 +103,7 @@ def plain_model(run: Path, policy: str, models: dict[str, Path]) -> Any:
     return PeftModel.from_pretrained(base, str(folder))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ROLES)
 def test_sampler_trainer_and_plain_forward_agree_on_every_base(
     run: Path, models: dict[str, Path], policy: str
@@ -186,6 +187,7 @@ train(config, display=KillAfterStep2())
 """
 
 
+@pytest.mark.slow
 def test_a_killed_and_resumed_run_equals_an_undisturbed_one(run: Path, tmp_path: Path) -> None:
     other = tmp_path / "run"
     command = [sys.executable, "-c", KILLED, str(run), str(other)]
@@ -198,6 +200,7 @@ def test_a_killed_and_resumed_run_equals_an_undisturbed_one(run: Path, tmp_path:
         assert filecmp.cmp(run / path, other / path, shallow=False), path
 
 
+@pytest.mark.slow
 def test_a_run_names_the_base_of_every_policy(run: Path, models: dict[str, Path]) -> None:
     [start] = json.loads((run / "run.json").read_text())
     for policy, model in models.items():
@@ -206,6 +209,7 @@ def test_a_run_names_the_base_of_every_policy(run: Path, models: dict[str, Path]
     assert len({description.rpartition(" ")[2] for description in start["policies"].values()}) == 3
 
 
+@pytest.mark.slow
 def test_a_run_is_evaluated_and_swapped_from_its_folder_alone(
     run: Path, models: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -241,6 +245,7 @@ def test_a_dry_run_counts_every_base_and_what_its_policies_train(models: dict[st
     assert "judge" not in one.partition("# Memory")[2].partition("# Prompts")[0]
 
 
+@pytest.mark.slow
 def test_the_trainer_takes_a_loaded_team_and_settings_that_name_its_models(
     models: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -285,6 +290,7 @@ def test_a_served_role_is_asked_in_the_tokens_of_its_own_model(
             server.post("/tokenize", {"prompt": content}, 30)
 
 
+@pytest.mark.slow
 def test_shared_adapters_name_each_its_own_base_and_full_models_are_refused(
     run: Path, models: dict[str, Path], tmp_path: Path
 ) -> None:

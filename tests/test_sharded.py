@@ -146,6 +146,7 @@ def same(one: Trained, other: Trained) -> bool:
     return all(torch.equal(a[name], b[name]) for a, b in pairs for name in a)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("saved", [save_tiny, save_tiny_llama], ids=["tied-qwen", "llama"])
 def test_ranks_update_as_one_process_with_their_part_of_the_memory(saved, tmp_path):
     model = saved(tmp_path)
@@ -162,6 +163,7 @@ def test_ranks_update_as_one_process_with_their_part_of_the_memory(saved, tmp_pa
     assert all(0.49 < shard.held / whole.held < 0.52 for shard in parts)
 
 
+@pytest.mark.slow
 def test_checkpoints_go_on_with_another_number_of_ranks(model):
     config, steps = settings(model, tokens_per_batch=40), sampled(model, 4)
     first, second = train(config, steps[:1]), on_ranks(2, train, config, steps[:2])[0]

@@ -285,6 +285,7 @@ def test_a_license_is_the_bases_own_or_none(model, tmp_path):
 # ------------------------------------------------------------------------------------- the hub
 
 
+@pytest.mark.slow
 def test_the_hub_gets_what_a_folder_gets_and_an_evaluation_takes_it_back(run, model, tmp_path, hub):
     share(run, str(tmp_path / "mine"))
     done = command(
@@ -314,6 +315,7 @@ def test_the_hub_gets_what_a_folder_gets_and_an_evaluation_takes_it_back(run, mo
     assert results["results"]["adapters"] == [ours.main.row()]
 
 
+@pytest.mark.slow
 def test_a_run_pushes_at_its_end(model, tmp_path, hub):
     config = tmp_path / "settings.yaml"
     values = vars(settings(model, tmp_path / "run", max_steps=1, push_to_hub="me/pushed"))
@@ -324,6 +326,7 @@ def test_a_run_pushes_at_its_end(model, tmp_path, hub):
     assert "writer/adapter_model.safetensors" in hub.repos["me/pushed"]
 
 
+@pytest.mark.slow
 def test_a_hub_that_refuses_is_one_line(run, tmp_path, hub):
     words = ("pettingllms.contrib.sharing.command", str(run), "--to", "hub:me/mine")
     nobody = command(hub, tmp_path, *words, token=None)

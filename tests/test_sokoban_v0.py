@@ -251,6 +251,7 @@ def played(seed, options, answers):
     return totals, env.infos["planner_0"]["success"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("boxes", [1, 2])
 @pytest.mark.parametrize("rewards", ["paper", "sparse", "gym"])
 @pytest.mark.parametrize("agents", ["team", "single"])

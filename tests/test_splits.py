@@ -27,6 +27,7 @@ def multiset(story):
     return tuple(sorted([("+", story.start), *story.steps]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{}, {"depth": (2, 2), "largest": 10}], ids=["default", "small"]
 )

@@ -15,6 +15,7 @@ from trl.trainer.grpo_config import GRPOConfig
 
 import pettingllms as pl
 from pettingllms.errors import ConfigError, PettingLLMsError, RunFolderError, UnknownNameError
+from pettingllms.methods.grpo import Gspo
 from pettingllms.policies.loading import load_policies
 from pettingllms.rollout.trajectory import Trajectory
 from tests import foreign_env, letters_env
@@ -145,6 +146,7 @@ CALLS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", CALLS)
 def test_obvious_calls_train_evaluate_and_save(call: str, folder: Path, tmp_path: Path) -> None:
     inputs = CALLS[call](folder)
@@ -250,6 +252,20 @@ def test_settings_by_another_name_are_named() -> None:
         pl.ATGRPOConfig(model_name_or_path="x")  # type: ignore[call-arg]
 
 
+@pytest.mark.parametrize("method", ["gspo", Gspo])
+def test_a_method_sets_the_same_as_in_settings_and_explicit_ones_go_over_it(method: Any) -> None:
+    named = pl.ATGRPOTrainer(args=pl.ATGRPOConfig(env="plan_path", method="gspo")).args
+    given = pl.ATGRPOTrainer(env="plan_path", method=method).args
+    for args in (named, given):
+        assert (args.loss_type, args.importance_sampling_level) == ("grpo", "sequence")
+    explicit = pl.ATGRPOConfig(env="plan_path", loss_type="sapo")
+    assert pl.ATGRPOTrainer(args=explicit, method=method).args.loss_type == "sapo"
+    explicit = pl.ATGRPOConfig(
+        env="plan_path", method="gspo", loss_type="dapo", importance_sampling_level="token"
+    )
+    assert pl.ATGRPOTrainer(args=explicit, method="gspo").args.loss_type == "dapo"
+
+
 def test_a_callback_of_transformers_is_told_what_happens_and_ends_training(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -311,6 +327,7 @@ def last_rewards(run: Path) -> list[Any]:
     return [c for trajectory in episodes for group in trajectory.groups for c in group.candidates]
 
 
+@pytest.mark.slow
 def test_reward_functions_add_to_the_local_reward_and_are_recorded(
     folder: Path, tmp_path: Path
 ) -> None:

@@ -32,7 +32,7 @@ from pettingllms.samplers.vllm_args import engine_options
 from pettingllms.session import run_training as train
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.callbacks import Callback
-from pettingllms.trainers.config import ATGRPOConfig
+from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.types import Completion, Request
 from tests.processes import alive, descendants, eventually
 from tests.vllm_policies import OPTIONS, differences, requests_for, save_model, stir, team, told
@@ -54,7 +54,7 @@ def ray() -> Iterator[Any]:
     """A cluster that the runs of this file share."""
     from pettingllms.distributed.cluster import connected
 
-    with connected(ATGRPOConfig(workers=6)) as module:
+    with connected(resolve(ATGRPOConfig(workers=6))) as module:
         yield module
 
 

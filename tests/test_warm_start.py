@@ -23,6 +23,7 @@ def of(role, prompt, completion):
     return {"role": role, "prompt": prompt, "completion": completion}
 
 
+@pytest.mark.slow
 def test_each_role_gets_an_adapter_that_has_learned_and_training_loads_it(tmp_path):
     model = tmp_path / "model"
     save_tiny(model)

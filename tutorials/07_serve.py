@@ -39,7 +39,7 @@ with tempfile.TemporaryDirectory() as folder:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    options = ["--port", str(port), "--key-file", str(key_file), "--backend", "transformers"]
+    options = ["--port", str(port), "--key-file", str(key_file), "--sampler", "transformers"]
     server = subprocess.Popen([sys.executable, "-m", "pettingllms.cli.serve", str(run), *options])
     try:
         with OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=KEY, max_retries=0) as client:

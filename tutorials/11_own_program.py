@@ -72,7 +72,7 @@ with tempfile.TemporaryDirectory() as folder:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    options = ["--port", str(port), "--key-file", str(key_file), "--backend", "transformers"]
+    options = ["--port", str(port), "--key-file", str(key_file), "--sampler", "transformers"]
     command = [sys.executable, "-m", "pettingllms.cli.serve", str(summary.folder), *options]
     server = subprocess.Popen(command)
     url = f"http://127.0.0.1:{port}/v1"

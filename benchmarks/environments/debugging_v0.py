@@ -38,10 +38,6 @@ program it is 1 if an input of the call made it do something else than the refer
 passes all hidden tests it is 1 if it was run on an input on which the reference does the same, and the report begins with `right`. Inputs on
 which the reference fails count for neither.
 
-# Arguments
-
-`dataset`, `steps`, `split`, `rewards`, `alpha`, `max_turns` (alias `max_cycles`), `prompt` and `sandbox` are as in `coding_v0`.
-
 # Version History
 
 * v0: first version (0.1.0)

@@ -34,11 +34,7 @@ mover has acted.
 | `"dense"` (default) | local: -0.1 for a reply that cannot be read | team: 1 for the right door; local: as the scout |
 | `"sparse"` | 0 | team: the same |
 
-# Arguments
-
-`goals`, the number of doors, 2 to 16; `words`, the number of words, 1 to 16; `length`, the most words of a message, 1 to 4. `agents`, `split`,
-`rewards`, `alpha`, `max_turns` (alias `max_cycles`) and `prompt` (`"full"`, or `"compact"` for the embedded model) are as in
-`plan_path_v0`; a compact reply is a line that may repeat what its author was shown before the answer. The embedded model was not primed on this environment: `python -m benchmarks.priming.protocol` makes a base that was.
+A compact reply is a line that may repeat what its author was shown before the answer. The embedded model was not primed on this environment: `python -m benchmarks.priming.protocol` makes a base that was.
 
 # Version History
 
@@ -186,9 +182,9 @@ class raw_env(TeamEnv):
     """The signaling game; the module's docstring is its manual.
 
     Args:
-        goals: number of doors.
-        words: number of words that the scout may use.
-        length: the most words of a message.
+        goals: number of doors, 2 to 16.
+        words: number of words that the scout may use, 1 to 16.
+        length: the most words of a message, 1 to 4.
         agents: "team", or "single" for a mover without a scout.
         rewards: "dense", or "sparse" for the outcome alone.
         kwargs: as in `TeamEnv`.

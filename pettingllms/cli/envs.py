@@ -175,8 +175,8 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _play(options: argparse.Namespace) -> int:
-    env_args = as_object("--env-args", options.env_args)
-    env = made_with(options.name, creator_of(options.name), env_args, env_args)
+    env_args, name = as_object("--env-args", options.env_args), _single(options.name)
+    env = made_with(name, creator_of(name), env_args, env_args)
     env.reset(seed=options.seed)
     replies = read_replies(sys.stdin)
     if sys.stdin.isatty():

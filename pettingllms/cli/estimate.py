@@ -15,7 +15,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -64,8 +64,7 @@ MOST_LINES = 12
 """Lines of each role's first prompt."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(NamedTuple):
     """A GPU and its memory."""
 
     name: str
@@ -107,8 +106,10 @@ class Workload:
 
     config: ResolvedConfig
     shape: ModelShape
-    policies: int
+    names: Sequence[str]
+    """Of the policies on it."""
     trained: int
+    """How many of them are."""
     decisions: int
     """Of an episode, by the policies on this base."""
     tree: bool
@@ -116,8 +117,6 @@ class Workload:
     """None: a CPU."""
     rollout: RolloutShape
     """What is sampled of a task."""
-    names: Sequence[str] = ()
-    """The policies."""
     bases: int = 1
     """Base models that share the device."""
 
@@ -135,7 +134,7 @@ class Workload:
         # Where both are given, vLLM takes the bytes.
         if (cache := options.get("kv_cache_memory_bytes")) is not None:
             return float(cache)
-        usual = VLLM_SHARE / self.bases / (self.policies if self.config.full else 1)
+        usual = VLLM_SHARE / self.bases / (len(self.names) if self.config.full else 1)
         share = options.get("gpu_memory_utilization", usual)
         gib = self.gpu.gib if self.gpu else 0.0
         return float(share * gib * GIB - self.shape.parameters * self.width)
@@ -181,14 +180,13 @@ def dry_run(config: ATGRPOConfig, device: str = HERE) -> str:
         Workload(
             settings,
             shape_of(*(own_settings(resolved, name) for name in names)),
-            len(names),
+            names,
             len(set(names) & set(trained)),
             longest(plan.env, partial(_played_by, players, names))[1],
             method.tree,
             # All bases share one device: where one of them is on a GPU, all are.
             next((gpu for gpu in gpus if gpu is not None), None),
             method.shape(),
-            names,
             len(groups),
         )
         for settings, names in groups
@@ -298,27 +296,27 @@ Parts = dict[str, float]
 
 def memory(work: Workload) -> tuple[Parts, Parts, Parts]:
     """Bytes that are there all the time, while sampling, and in an update."""
-    config, shape, width = work.config, work.shape, work.width
+    config, shape, width, policies = work.config, work.shape, work.width, len(work.names)
     base, sampling = float(shape.parameters * width), Parts()
     if config.full:
         # A KL term needs the base beside full models; adapters are only switched off for it.
-        models = work.policies + (config.beta > 0)
+        models = policies + (config.beta > 0)
         state = work.trained * shape.parameters * OPTIMIZER_BYTES
         weights = {f"{models} full models (sampling copies)": models * base}
         weights["training state (float32 weights, gradients, AdamW)"] = float(state)
     else:
-        state = work.policies * shape.adapter * OPTIMIZER_BYTES
+        state = policies * shape.adapter * OPTIMIZER_BYTES
         if config.load_in_4bit:
             base = (shape.parameters - shape.linear) * width + shape.linear * FOUR_BITS
         weights = {"base model" + (" in 4 bits" if config.load_in_4bit else ""): base}
-        weights[f"{work.policies} adapters, gradients, AdamW"] = float(state)
+        weights[f"{policies} adapters, gradients, AdamW"] = float(state)
     if config.sampler == "transformers":
         rows = work.rows * (config.max_completion_length + PROMPT)
         positions = min(DEFAULT_TOKENS_PER_BATCH, rows)
         cache = positions * shape.cache_per_token * width
         sampling[f"cache of a sampling batch of {positions} tokens"] = float(cache)
     elif config.sampler == "vllm" and work.gpu is not None and not config.workers:
-        engines = work.policies if config.full else 1
+        engines = policies if config.full else 1
         copies = engines * (shape.parameters * width + work.vllm_cache)
         weights["vLLM, a copy of the model and its cache"] = copies
     batch = config.tokens_per_batch

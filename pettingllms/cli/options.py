@@ -244,7 +244,8 @@ class OptionParser(CommandParser):
     def _from_file(self, path: Path) -> dict[str, str]:
         import yaml  # of the train extra, which other commands do without
 
-        from pettingllms.runs.folder import without_server, yaml_mistake
+        from pettingllms.runs.folder import yaml_mistake
+        from pettingllms.runs.old_settings import upgraded
 
         try:
             values = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -256,7 +257,7 @@ class OptionParser(CommandParser):
             return {}
         if not isinstance(values, dict):
             raise ConfigError(f"--config {path} must map settings to values, as in `max_steps: 60`")
-        values = without_server(values)
+        values = upgraded(values)
         for key, value in values.items():
             if key not in self.fields:
                 raise ConfigError(f"{path}: {self._unknown('key', str(key), self.fields)}")
@@ -278,9 +279,7 @@ class OptionParser(CommandParser):
         defaults = {name: _default_of(field) for name, field in self.fields.items()}
         defaults |= {**self._shown(values), **values}
         for action in self._actions:
-            if action.dest in hidden or "hidden" in getattr(
-                self.fields.get(action.dest), "metadata", ()
-            ):
+            if action.dest in hidden:
                 action.help = argparse.SUPPRESS
             action.default = defaults.get(action.dest)
         about = str(self.description)

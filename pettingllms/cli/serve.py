@@ -6,7 +6,6 @@ import dataclasses
 import gc
 import json
 import os
-import re
 import secrets
 import signal
 import socket
@@ -64,8 +63,6 @@ class ServeOptions:
 
 
 SHARED = ("env", "env_args", "model", "policies", "device", "dtype", "vllm")
-OLD_SAMPLER = "--backend"
-"""What `--sampler` was called until 0.2."""
 KEY_OPTIONS = ("--api-key", "--api_key", "--key")
 EXAMPLES = (
     "pettingllms-serve runs/latest",
@@ -105,9 +102,6 @@ def parse(argv: Sequence[str]) -> tuple[str, ServeOptions]:
                 "command line: write the key into a file and give --key-file FILE, or leave it out "
                 "for a random one"
             )
-    if any(word.partition("=")[0] == OLD_SAMPLER for word in argv):
-        print(f"{OLD_SAMPLER} is called --sampler now, as in training", file=sys.stderr)
-        argv = [re.sub(f"^{OLD_SAMPLER}(?==|$)", "--sampler", word) for word in argv]
     run, rest = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else (None, argv)
     parsed = parser.read(rest)
     over = parser.values(parsed, SHARED)

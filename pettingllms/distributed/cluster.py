@@ -32,7 +32,7 @@ from pettingllms.distributed.heart import watched
 from pettingllms.distributed.pools import WORKERS, placed, pools_of
 from pettingllms.errors import ConfigError
 from pettingllms.samplers.vllm_args import require_vllm
-from pettingllms.trainers.config import ATGRPOConfig
+from pettingllms.trainers.config import ResolvedConfig
 
 BESIDE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Ray's switch between a node that others can reach ("1") and one on the loopback address."""
@@ -56,7 +56,7 @@ except Exception as error:
 
 @contextlib.contextmanager
 def connected(
-    config: ATGRPOConfig, learners: Sequence[str] = (), policies: Sequence[str] = ()
+    config: ResolvedConfig, learners: Sequence[str] = (), policies: Sequence[str] = ()
 ) -> Iterator[Any]:
     """Connects this process to Ray; yields the module `ray`.
 

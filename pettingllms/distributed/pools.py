@@ -15,12 +15,12 @@ divided between them.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from pettingllms.errors import ConfigError, did_you_mean
-from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig
-from pettingllms.trainers.per_policy import by_base
+from pettingllms.trainers.config import ResolvedConfig
+from pettingllms.trainers.per_policy import by_base, own_settings
 
 WORKERS = "workers"
 RANKS = 32
@@ -48,7 +48,7 @@ class Share(NamedTuple):
 
 
 def pools_of(
-    config: ATGRPOConfig, learners: Sequence[str] = (), policies: Sequence[str] = ()
+    config: ResolvedConfig, learners: Sequence[str] = (), policies: Sequence[str] = ()
 ) -> dict[str, Share]:
     """`workers`, each policy that learns, each kind of engine -> the share of one process.
 
@@ -58,7 +58,7 @@ def pools_of(
         policies: those that have weights here, and are sampled.
 
     Raises:
-        ConfigError: a pool that does not exist, or a value that is not a share.
+        ConfigError: a pool that does not exist, a value that is not a share, or ranks of an adapter.
     """
     pools, names = config.pools, (WORKERS, *learners)
     engines = engine_pools(config, policies) if config.sampler == "vllm" else {}
@@ -72,6 +72,12 @@ def pools_of(
             names = (*names, ENGINES) if engines else names
             raise ConfigError(f"pools: {name!r} has no process here; {did_you_mean(name, names)}")
     shares = {name: _share(name, pools.get(name, {})) for name in names}
+    for name in learners:
+        if (ranks := shares[name].ranks) > 1 and not own_settings(config, name).full:
+            raise ConfigError(
+                f"pools: {name} has {ranks} ranks, which divide a full model; leave ranks out for an adapter, or "
+                "give --full"
+            )
     # Workers that ask engines load no model, and would only take GPUs from them.
     if engines and shares[WORKERS].gpus is None:
         shares[WORKERS] = shares[WORKERS]._replace(gpus=0.0)
@@ -83,7 +89,7 @@ def engine_pool(policies: Sequence[str]) -> str:
     return f"{ENGINES} of {', '.join(policies)}"
 
 
-def engine_pools(config: ATGRPOConfig, policies: Sequence[str]) -> dict[str, Share]:
+def engine_pools(config: ResolvedConfig, policies: Sequence[str]) -> dict[str, Share]:
     """The share of an engine of each kind: adapters of one base share engines, full models do not.
 
     Raises:
@@ -101,7 +107,7 @@ def engine_pools(config: ATGRPOConfig, policies: Sequence[str]) -> dict[str, Sha
         )
     return {
         engine_pool(names): share
-        for settings, together in by_base(cast("ResolvedConfig", config), policies)
+        for settings, together in by_base(config, policies)
         for names in ([(name,) for name in together] if settings.full else [together])
     }
 
@@ -130,24 +136,6 @@ def _share(name: str, given: Any) -> Share:
                 f"pools: {key} of {name} must be a whole number from 1 to {most}, got {count!r}"
             )
     return share._replace(ranks=int(share.ranks), replicas=int(share.replicas))
-
-
-def check_ranks(pools: Mapping[str, Share], *, full: Collection[str]) -> None:
-    """Refuses adapters on several ranks: only full models are divided.
-
-    Args:
-        pools: as from `pools_of`.
-        full: policies that are full models.
-
-    Raises:
-        ConfigError: names the policy, and the cure.
-    """
-    for name, share in pools.items():
-        if share.ranks > 1 and name not in full:
-            raise ConfigError(
-                f"pools: {name} has {share.ranks} ranks, which divide a full model; leave ranks out "
-                "for an adapter, or give --full"
-            )
 
 
 def placed(

@@ -26,7 +26,7 @@ from pettingllms.distributed.cluster import sent
 from pettingllms.distributed.engines import Engines, EngineWorker
 from pettingllms.distributed.fleet import Fleet, JournaledActor
 from pettingllms.distributed.heart import blamed
-from pettingllms.distributed.pools import WORKERS, check_ranks, placed, pools_of
+from pettingllms.distributed.pools import WORKERS, placed, pools_of
 from pettingllms.distributed.ranks import Ranks
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.trainers.at_grpo import ATGRPO
@@ -69,8 +69,6 @@ class RayATGRPO(ATGRPO):
         timeout = config.worker_timeout
         sent_spec = sent(spec)
         pools = pools_of(config, self.trained, policies.names)
-        full = [name for name, settings in self.settings.items() if settings.full]
-        check_ranks(pools, full=full)
         pools = placed(pools, config.workers, config.device, ray.cluster_resources())
         self.engines = Engines(policies, config, pools) if on_engines else None
         actor, *extra = (EngineWorker, self.engines.asking) if self.engines else (RolloutWorker,)

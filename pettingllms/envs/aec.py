@@ -52,6 +52,7 @@ ENVIRONMENTS = Registry(
     "environment",
     {
         "coding": "pettingllms.envs.coding_v0:env",
+        "crew": "pettingllms.envs.crew_v0:env",
         "duet": "pettingllms.envs.duet_v0:env",
         "math": "pettingllms.envs.math_v0:env",
         "plan_path": "pettingllms.envs.plan_path_v0:env",

@@ -40,8 +40,7 @@ def recorded(
     arguments = json.dumps([reference, setup, function, hidden])
     [[result]] = run([_JUDGE], [Case(function="record", args=arguments)])
     if result.status != "ok" or result.value is None:
-        last = result.stderr.strip().splitlines()[-1:] or [""]
-        return f"its tests do not run with the reference: {result.status} {last[0][:200]}".strip()
+        return f"its tests do not run with the reference: {result.failure[:200]}"
     calls = iter(json.loads(result.value))
     return [test if test.input else test._replace(input="\n".join(next(calls))) for test in tests]
 

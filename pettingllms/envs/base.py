@@ -297,6 +297,10 @@ class TextEnv(AgentEnv):
         """
         return ""
 
+    def _demonstrate(self, state: Any, agent: str) -> str:
+        """Returns a solver's reply in place of the agent, as the agent would have to write it; pure."""
+        raise NotImplementedError(f"{self} has no solver")
+
     def _hears(self, agent: str) -> Collection[str]:
         """Returns the agents whose thoughts `agent` is shown where `show_thinking` is set."""
         return [other for other in self.possible_agents if other != agent]
@@ -366,6 +370,14 @@ class TextEnv(AgentEnv):
     def privileged_for(self, agent: str) -> str:
         """Returns what a judge may know of the task and `agent` is not told; empty if there is nothing."""
         return self._privileged(self._state, self._known(agent))
+
+    def demonstration_for(self, agent: str) -> str:
+        """Returns what a solver would reply in place of the agent.
+
+        Raises:
+            NotImplementedError: the environment has no solver.
+        """
+        return self._demonstrate(self._state, self._known(agent))
 
     def _shown_to(self, agent: str) -> str:
         # Shown to the caller, in the transcript, and in each branch of a tree: computed once.

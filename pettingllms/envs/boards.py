@@ -365,6 +365,11 @@ class BoardEnv(TeamEnv):
             info["id"] = state.id
         return Outcome(state, team, local, success=state.solved, done=done, info=info)
 
+    def _written(self, state: BoardState, answer: Any) -> str:
+        """An answer in the form that replies to the environment's prompts have."""
+        written = self._format_answer(state.level, state.position, answer)
+        return small_text.spoken(written) if self.prompt == "small" else written
+
     def _unreadable(self, state: BoardState, error: ParseError, gain: float = 0.0) -> Outcome:
         local = gain if self.rewards_scheme == "sparse" else gain - FORMAT_PENALTY
         # Always included; otherwise episodes whose first reply is unreadable drop out of the
@@ -380,16 +385,11 @@ class BoardEnv(TeamEnv):
         if self.tool == "moves":
             return texts
         parsed = [parse_program(text) for text in texts]
-        # Candidates for one decision often agree; each different program runs once.
-        programs = list(dict.fromkeys(program for program in parsed if isinstance(program, str)))
-        if not programs:
-            return texts
         case = Case(stdin=self._board(state.level, state.position))
-        rows = self.sandbox.run(programs, [case], limits=self.limits)
-        outputs = {program: _output(row[0]) for program, row in zip(programs, rows, strict=True)}
+        ran = self._ran((program for program in parsed if isinstance(program, str)), case)
         # A reply without a program is an answer itself.
         return [
-            text if isinstance(program, ParseError) else outputs[program]
+            text if isinstance(program, ParseError) else _output(ran[program])
             for text, program in zip(texts, parsed, strict=True)
         ]
 
@@ -421,7 +421,5 @@ class BoardEnv(TeamEnv):
 
 def _output(result: RunResult) -> str | ParseError:
     if result.status != "ok":
-        # The last line of a traceback names the exception.
-        last = result.stderr.strip().splitlines()[-1:] or [""]
-        return ParseError(f"the program failed: {result.status} {last[0]}".strip()[:200])
+        return ParseError(f"the program failed: {result.failure}"[:200])
     return result.stdout

@@ -21,7 +21,6 @@ import string
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -100,8 +99,8 @@ def check_env(
     raises or takes long; copies continue exactly and leave the original alone; `reset(seed)`
     decides everything, without the global random generators and in every process.
 
-    Only for a `TextEnv`: snapshots, the parts of the reward, one success for all agents,
-    truncation at exactly `max_turns`, over-long replies, splits.
+    Only for a `TextEnv`: snapshots, the parts of the reward, truncation at exactly `max_turns`,
+    over-long replies, splits.
 
     Args:
         env_or_factory: an instance (it is not changed), a function that makes one, or a
@@ -178,20 +177,17 @@ def spaces(subject: Subject) -> str | None:
 def episodes(subject: Subject) -> str | None:
     """Checks every moment of whole episodes."""
     env, script = subject.make(), subject.script()
-    reset: Callable[..., object] = env.reset
     for episode in range(subject.episodes):
-        returned = reset(seed=subject.seed + episode)
-        require("reset returns None", returned is None, f"got {returned!r}; return nothing")
-        acts = Counter(dict.fromkeys(env.agents, 0))
+        env.reset(seed=subject.seed + episode)
         _moment(env)
-        while (agent := next_agent(env)) is not None and acts.total() < MAX_STEPS:
-            text = next(script)
+        for text in itertools.islice(script, MAX_STEPS):
+            if (agent := next_agent(env)) is None:
+                break
             returned = _step(env, agent, repr(text), text)
             require("step returns None", returned is None, f"got {returned!r}; return nothing")
-            acts[agent] += 1
             _moment(env)
             if isinstance(env, TextEnv):
-                _kernel(env, agent, acts)
+                _kernel(env, agent)
     return None
 
 
@@ -220,33 +216,18 @@ def _moment(env: AnyEnv) -> None:
     agree("observing changes nothing", [before], [view(env)], cure)
 
 
-def _kernel(env: TextEnv, agent: str, acts: Counter[str]) -> None:
-    """Checks the promises of a `TextEnv` after a step of `agent`."""
+def _kernel(env: TextEnv, agent: str) -> None:
+    """Checks what a subclass of `TextEnv` can break of a step of `agent`."""
     info, reward = env.infos[agent], env.rewards[agent]
-    parts = ("team_reward", "local_reward", "success", "parse_error", "turn")
-    missing = [key for key in parts if key not in info]
-    require("infos name what was earned", not missing, f"{agent} lacks {missing}")
     expected = env.alpha * info["team_reward"] + info["local_reward"]
     adds_up = math.isclose(reward, expected, abs_tol=1e-12)
     require("reward = alpha * team + local", adds_up, f"{agent} has {reward}, not {expected}")
-    others = {other: env.rewards[other] for other in env.agents if other != agent}
-    alone = env.metadata.get("pays_others") or not any(others.values())
-    require("only who acted is rewarded", alone, f"also {others}")
-    solved = [env.infos[other]["success"] for other in env.agents]
-    one = all(type(flag) is bool and flag is solved[0] for flag in solved)
-    require("success is one bool for all agents", one, f"they have {solved}")
     error = info["parse_error"]
     readable = error is None or isinstance(error, str)
     require("parse_error is a str or None", readable, f"{agent} has {error!r}")
-    recorded = len(env.transcript) == acts.total()
-    require("every step is in the transcript", recorded, f"{len(env.transcript)} of {acts}")
     ended, cut = set(env.terminations.values()), set(env.truncations.values())
-    require("agents finish together", len(ended) == len(cut) == 1, f"{ended}, {cut}")
-    following = env.agent_selection
-    counted = env.turn == acts[following] or ended == {True}
-    require("turn counts the next agent's replies", counted, f"{env.turn}, not {acts[following]}")
-    due = acts[following] == env.max_turns and ended == {False}
-    otherwise = f"truncated {cut}, terminated {ended} after {dict(acts)} of {env.max_turns} turns"
+    due = env.turn == env.max_turns and ended == {False}
+    otherwise = f"truncated {cut}, terminated {ended} before turn {env.turn} of {env.max_turns}"
     require("truncation comes exactly at max_turns", cut == {due}, otherwise)
     inside = env.state() in env.state_space
     require("the state lies in its space", inside, f"{env.state()!r:.300}; return a str")
@@ -336,14 +317,10 @@ def _twins(subject: Subject, env: AnyEnv) -> list[AnyEnv]:
 
 def seeds(subject: Subject) -> str | None:
     """Checks that `reset(seed)` decides all episodes, without the global generators."""
-    runs = []
     before = _global_generators()
-    for _ in range(2):
-        env, script, run = subject.make(), subject.script(), list[View]()
-        for episode in range(subject.episodes):
-            env.reset(seed=subject.seed if episode == 0 else None)
-            run += continued(env, script)
-        runs.append(run)
+    runs = [
+        trace(subject.make(), subject.seed, subject.episodes, subject.replies) for _ in range(2)
+    ]
     untouched = _global_generators() == before
     cure = "draw from a generator made from the seed that reset() was given"
     require("global random generators are left alone", untouched, f"they moved; {cure}")
@@ -486,12 +463,16 @@ def continued(env: AnyEnv, replies: Iterator[str]) -> list[View]:
     return views
 
 
-def digest(path: str, seed: int, episodes: int, replies: Sequence[str]) -> str:
-    """Computes the SHA-256 of the traces of an environment given by name or path."""
-    env = load_env(path)
-    script = scripted(seed, replies)
-    hasher = hashlib.sha256()
+def trace(env: AnyEnv, seed: int, episodes: int, replies: Sequence[str]) -> list[View]:
+    """Records episodes of which the first has a seed, and the others follow from it."""
+    script, views = scripted(seed, replies), list[View]()
     for episode in range(episodes):
         env.reset(seed=seed if episode == 0 else None)
-        hasher.update(canonical(continued(env, script)).encode("utf-8", "backslashreplace"))
-    return hasher.hexdigest()
+        views += continued(env, script)
+    return views
+
+
+def digest(path: str, *course: Any) -> str:
+    """Computes the SHA-256 of the trace of an environment given by name or path."""
+    text = canonical(trace(load_env(path), *course))
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()

@@ -16,7 +16,7 @@ from pettingllms.data.asserts import Test, is_python, parse
 from pettingllms.data.coding import CodingTask
 from pettingllms.data.rows import RowError
 from pettingllms.envs.coding_runs import has_assertions, passes
-from pettingllms.envs.parsing import ParseError
+from pettingllms.envs.parsing import ParseError, shortened
 from pettingllms.sandbox import RunResult
 
 MAX_TESTS = 8
@@ -211,9 +211,7 @@ class Attempt(NamedTuple):
 def shown_result(result: RunResult, function: str | None) -> str:
     """Returns what a run gave, in a line: its output, or how it failed."""
     if result.status != "ok":
-        # The last line of a traceback names the exception.
-        last = result.stderr.strip().splitlines()[-1:] or [""]
-        return f"{result.status} {last[0]}".strip()[:SHOWN_CHARS]
+        return result.failure[:SHOWN_CHARS]
     return (result.stdout if function is None else result.value or "").strip()[:SHOWN_CHARS]
 
 
@@ -341,12 +339,4 @@ def failure_note(test: Test, result: RunResult) -> dict[str, str]:
         "gave": gave,
         "standard error": result.stderr,
     }
-    return {name: _clipped(text) for name, text in parts.items()}
-
-
-def _clipped(text: str) -> str:
-    """Returns `text`, or its two ends where it is long."""
-    if len(text) <= NOTE_CHARS:
-        return text
-    half = NOTE_CHARS // 2
-    return f"{text[:half]} ... {text[-half:]}"
+    return {name: shortened(text, NOTE_CHARS) for name, text in parts.items()}

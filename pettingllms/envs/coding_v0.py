@@ -26,10 +26,8 @@ also keeps the first hidden test that failed, `failing`, which no agent sees.
 
 # Rewards
 
-`reward = alpha * team + local`, both in `infos`. Both are *differences of scores* (`pettingllms.envs.team_env`): the team's
-score less what it was before the reply, and the reply's own score less that of its author's previous reply. The
-return of an episode therefore holds the team's last score once and each agent's last score once, however
-long it takes. Candidates for one decision compare as their scores do.
+`reward = alpha * team + local`, both in `infos`. Both are *differences of scores* (`pettingllms.envs.team_env`), so that
+the return of an episode holds the team's last score once and each agent's last score once, however long it takes.
 
 | scheme | score of the team | score of a coder's reply | score of a tester's reply |
 |---|---|---|---|
@@ -54,11 +52,12 @@ measured on 30 generated problems with an example in their statement (`tests/tes
 | no readable test | -0.10 |
 
 Where the examples catch every mutant, there is nothing to tell apart and no reply earns more than 0. In the
-sparse scheme no reply of a tester earns anything by itself: AT-GRPO teaches the coder only.
+sparse scheme no reply of a tester earns anything by itself: AT-GRPO teaches the coder only. Where a data set has no
+solution of a task, as in LiveCodeBench, it is not known which generated tests are right, and the tester's score is 0.
 
 # Cost and determinism
 
-A reply of a tester costs at most `15 * LIMITS.cpu_s` CPU seconds, whatever it says, and half a second for two
+A program may use 2 s of CPU and 256 MiB in each test, unless its data set or the settings of the sandbox say otherwise. A reply of a tester costs at most `15 * LIMITS.cpu_s` CPU seconds, whatever it says, and half a second for two
 attempts to run simple programs in one process (`pettingllms.sandbox.together`); far less as a rule: it has at most 8 tests of 64 KiB together; the reference has 1/8 of a program's CPU limit for each; where it fails, the test is wrong and nothing else runs.
 Where it does not end, the same holds for all later tests of this reply, which are not run. Six mutants and the coder's program have 1/4 of the limit each
 on the other tests, and a program that uses a limit up is not run on the rest.
@@ -67,21 +66,9 @@ A step is a function of state and reply alone, as far as the programs are: the s
 randomness. A program that asks for the time or the system's entropy, or that needs about as much CPU time as it may
 use, can differ from one run to the next.
 
-# Arguments
-
-`dataset`: `None` for the seeded generator (`pettingllms.data.grammar`), or a JSONL file
-(`pettingllms.data.coding_schemas`), a published set by name (`livecodebench`, `apps`, `code_contests`, `mbpp`, `humaneval`),
-a hub id (`org/name`), or a folder. Where a set has no solution of a task, as in
-LiveCodeBench, it is not known which generated tests are right: the tester's score is 0 there.
-`agents`: `"team"`, or `"single"` for the coder alone, the control of the team. `steps`: fewest and most of a generated problem, 2 to 6 (`pettingllms.data.chains`). `families`: what generated problems are about, any of
-`numbers`, `words` and `arithmetic`. `split`: `train`, `val` or `test`.
-`rewards`, `alpha`, `max_turns` (alias `max_cycles`). `prompt`: `"full"` for language models that follow a format,
-`"small"` for pretrained ones of up to 0.5B parameters (one short instruction, read leniently), `"compact"` for the embedded one. `sandbox`: a back end (`"embedded"`, `"docker"`), its settings
-(`pettingllms.sandbox.settings`), or an open `Sandbox`. A program may use 2 s of CPU and 256 MiB in each test, unless its data set or
-the settings say otherwise.
+# Other calls
 
 `cross(programs, tests)` runs replies of coders on replies of testers, for methods in which they judge each other.
-
 `reset(options={"question": text})` plays a problem without hidden tests and reference, for which nothing is paid;
 `answer()` is the team's program.
 
@@ -157,8 +144,10 @@ class raw_env(TeamEnv):
     """The coder-tester environment; the module's docstring is its manual.
 
     Args:
-        dataset: None for generated tasks, or a data set's name, hub id, file or folder, or its rows.
-        agents: "team", or "single" for the coder alone.
+        dataset: None for generated tasks (`pettingllms.data.grammar`), or a published set (`livecodebench`,
+            `apps`, `code_contests`, `mbpp`, `humaneval`), a hub id, a file or folder
+            (`pettingllms.data.coding_schemas`), or its rows.
+        agents: "team", or "single" for the coder alone, the control of the team.
         steps: fewest and most steps of a generated problem, each equally likely; 2 to 6.
         families: what generated problems are about: any of "numbers", "words", "arithmetic".
         kwargs: as in `TeamEnv`.
@@ -227,7 +216,6 @@ class raw_env(TeamEnv):
         self.num_tasks = None if self.tasks is None else len(self.tasks)
         """Rows of the data set: task seeds wrap around here. None for the endless generator."""
         # Made once a task, shared by copies.
-        self._mutants: dict[int, tuple[str, ...]] = {}
         self._prepared: dict[int, CodingTask] = {}
 
     def _start(self, seed: int, options: dict[str, Any]) -> State:
@@ -237,11 +225,10 @@ class raw_env(TeamEnv):
             split = cast(Split, self.split)
             return State(coding.generate(seed, split, self.steps, self.families))
         row = seed % len(self.tasks)
-        if row not in self._mutants:
-            task = self.tasks[row]
-            self._prepared[row] = coding_runs.prepared(task, self._runner(task))
-            self._mutants[row] = self._unexposed(self._prepared[row])
-        return State(replace(self._prepared[row], mutants=self._mutants[row]))
+        if row not in self._prepared:
+            task = coding_runs.prepared(self.tasks[row], self._runner(self.tasks[row]))
+            self._prepared[row] = replace(task, mutants=self._unexposed(task))
+        return State(self._prepared[row])
 
     def _unexposed(self, task: CodingTask) -> tuple[str, ...]:
         """Known-wrong programs that the examples in the problem statement do not tell from right ones."""
@@ -272,10 +259,6 @@ class raw_env(TeamEnv):
         # Published sets have tests of many pages, of which a few say what is asked.
         tests = (f"{test.input}\n{test.output}".strip() for test in state.task.tests[:3])
         return state.task.reference or "\n\n".join(tests)
-
-    def _act(self, state: State, agent: str, text: str) -> Outcome:
-        (outcome,) = self._act_all(state, agent, [text])
-        return outcome
 
     def _act_all(self, state: State, agent: str, texts: Sequence[str]) -> list[Outcome]:
         if agent == "coder_0":

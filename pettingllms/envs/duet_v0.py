@@ -35,12 +35,7 @@ the second of them. `infos[agent]["right"]` tells whether the agent's answer was
 With `agreement` below 1, the local reward of `right` is less to be trusted: it is a fixed number for each answer to a phrase, whose
 correlation with "this is the right answer" over all answers is `agreement`, at an equal mean and deviation. At -1 the right answer earns least.
 
-# Arguments
-
-`rho` and `q` (0 to 1), `agreement` (-1 to 1), `mass` (1 to 8), `key` (seed of the right answers), `inputs` (phrases, 2 to 64), `answers` (words, 2 to 16). `rho` is rounded to
-whole phrases. `rewards`, `split`, `alpha`, `max_turns` (alias `max_cycles`) and `prompt` (`"full"`, or `"compact"` for the embedded
-model) are as in `plan_path_v0`. The embedded model was not primed on this environment: `python -m benchmarks.priming.duet`
-makes a base that was.
+The embedded model was not primed on this environment: `python -m benchmarks.priming.duet` makes a base that was.
 
 # Version History
 
@@ -145,13 +140,13 @@ class raw_env(TeamEnv):
     """The environment with dials; the module's docstring is its manual.
 
     Args:
-        rho: share of phrases whose right answer depends on the role.
-        q: share of prompts that do not name the role.
-        agreement: correlation of the local rewards of `right` with being right.
-        mass: phrases that `left` answers in an episode, for each one of `right`.
+        rho: share of phrases whose right answer depends on the role, 0 to 1; rounded to whole phrases.
+        q: share of prompts that do not name the role, 0 to 1.
+        agreement: correlation of the local rewards of `right` with being right, -1 to 1.
+        mass: phrases that `left` answers in an episode, for each one of `right`; 1 to 8.
         key: seed of the right answers.
-        inputs: number of phrases.
-        answers: number of words that a reply may be.
+        inputs: number of phrases, 2 to 64.
+        answers: number of words that a reply may be, 2 to 16.
         rewards: "dense", or "sparse" for the team's reward alone.
         kwargs: as in `TeamEnv`.
 

@@ -12,14 +12,13 @@ from typing import NamedTuple
 from pettingllms.data.math import MathProblem
 from pettingllms.envs import small_text
 from pettingllms.envs.coding_text import parse_program, prose
-from pettingllms.envs.parsing import ParseError
+from pettingllms.envs.parsing import ParseError, shortened
 from pettingllms.grading import boxed
 from pettingllms.sandbox import RunResult
 from pettingllms.types import role_of
 
 MAX_ANSWER_CHARS = 1000
 SHOWN_CHARS = 2000
-"""Of a longer text, half of this from its beginning and half from its end is shown."""
 # A program may print a whole line as its answer, which would fill a small model's context.
 COMPACT_CHARS = 24
 _INSIDE = r"[^{}]"
@@ -121,8 +120,7 @@ def failure(result: RunResult) -> str:
         return ""
     if result.status == "ok":
         return "printed no answer"
-    last = result.stderr.strip().rpartition("\n")[2]
-    return f"{result.status} {last}".strip()[:SHOWN_CHARS]
+    return result.failure[:SHOWN_CHARS]
 
 
 def compact_prompt(
@@ -206,7 +204,7 @@ def full_prompt(
 
 def shown_message(message: Message) -> str:
     """A reply and its result, for people and large models."""
-    lines = [_shortened(message.said)]
+    lines = [shortened(message.said, SHOWN_CHARS)]
     if message.failure:
         lines.append(f"The program gives no answer: {message.failure}")
     elif message.printed is not None:
@@ -214,8 +212,3 @@ def shown_message(message: Message) -> str:
     if message.answer is not None and message.answer != message.printed:
         lines.append(f"Answer: {message.answer}")
     return "\n".join(lines)
-
-
-def _shortened(text: str) -> str:
-    half = SHOWN_CHARS // 2
-    return text if len(text) <= SHOWN_CHARS else f"{text[:half]}\n[...]\n{text[-half:]}"

@@ -21,11 +21,9 @@ is that the team's final answer, the judge's or else the last reasoner's, equals
 
 # Rewards
 
-`reward = alpha * team + local`, both in `infos`. Both are *differences of scores* (`pettingllms.envs.team_env`): the team's
-score less what it was before the reply, and the reply's own score less that of its author's previous reply. The
-return of an episode therefore holds the team's last score once and each agent's last score once: a team
-that has the answer and does not agree earns no more than one that agrees at once. The team is paid for the final
-answer by the reply that gives it; a tool's reply does not move it, whatever the tool proposes.
+`reward = alpha * team + local`, both in `infos`. Both are *differences of scores* (`pettingllms.envs.team_env`), so that
+a team that has the answer and does not agree earns no more than one that agrees at once. The team is paid for the
+final answer by the reply that gives it, whatever a tool proposes.
 
 | scheme | score of the team | score of a reasoner's or judge's reply | score of a tool's reply |
 |---|---|---|---|
@@ -43,16 +41,7 @@ and judge, about the last program of this turn that they were shown: `tool_right
 the agent gives its answer), `follows_wrong`; `follows_right` over `tool_right` is how often the tool is
 trusted when it should be.
 
-# Arguments
-
-`dataset`: `None` for the seeded word problems of `pettingllms.data.arithmetic` (with `depth` and
-`largest`), `"reasoning_gym:NAME"`, or a data set's name, hub id or path (`pettingllms.data.math`).
-`reasoners`, `tools`, `judge`: the team. `topology`: `"mesh"` (all see all), `"star"` (the judge sees
-all, others themselves) or `"chain"` (each sees the one before it). `agents="single"`:
-one `solver_0` instead of a team, who may write a program, `\boxed{...}` or both in each reply, and is done when the two agree or it repeats its answer.
-`peers`: a file of recorded replies, for a judge that learns to use frozen members
-(`pettingllms.envs.recorded_peers`).
-`split`, `rewards`, `alpha`, `max_turns` (alias `max_cycles`), `prompt` and `sandbox` are as in `coding_v0`.
+# Other calls
 
 `reset(options={"question": text})` plays a problem without a reference, for which nothing is paid; `answer()` is the
 team's answer.
@@ -106,10 +95,6 @@ from pettingllms.types import role_of
 TOPOLOGIES = ("mesh", "star", "chain")
 MOST_AGENTS = 7
 
-Topology = Mapping[str, frozenset[str]]
-"""Agent -> the agents whose replies it sees: those of this turn that came before its own, and all of
-earlier turns. Its own earlier replies an agent always sees."""
-
 
 @dataclass(frozen=True, slots=True)
 class MathState:
@@ -126,20 +111,22 @@ class MathState:
 
 
 class raw_env(TeamEnv):
-    """The math environment; the module's docstring is its manual.
+    r"""The math environment; the module's docstring is its manual.
 
     Args:
-        dataset: None for generated word problems, "reasoning_gym:NAME", or a data set's name, hub
-            id or path, or its rows.
+        dataset: None for generated word problems (`pettingllms.data.arithmetic`), "reasoning_gym:NAME", or
+            a data set's name, hub id or path (`pettingllms.data.math`), or its rows.
         depth: fewest and most steps of a generated problem.
         largest: largest number of a generated problem.
-        agents: "team", or "single" for one `solver_0`.
+        agents: "team", or "single" for one `solver_0`, who may write a program, `\boxed{...}` or both in
+            each reply, and is done when the two agree or it repeats its answer.
         reasoners: members of the team that work in words.
         tools: members of the team that write programs.
         judge: whether the team has a judge.
-        topology: who sees whom: "mesh", "star" or "chain".
+        topology: "mesh" (all see all), "star" (the judge sees all, others themselves), or "chain" (each
+            sees the one before it).
         peers: a file of recorded replies (`pettingllms-data peers`): the judge alone acts, after one
-            recorded reply of every other member.
+            recorded reply of every other member, and learns to use them.
         kwargs: as in `TeamEnv`.
 
     Raises:
@@ -184,7 +171,7 @@ class raw_env(TeamEnv):
         acting = roles if peers is None else roles[-1:]
         super().__init__(roles=acting, **kwargs)
         members = arguments.agent_names(roles)
-        self.sees = visibility(topology, members)
+        self.sees = seen_by(topology, members)
         self._problem, self.num_tasks = _problems(dataset, self.split, tuple(depth), largest)
         self._peers: tuple[RecordedTask, ...] | None = None
         if peers is not None:
@@ -211,7 +198,7 @@ class raw_env(TeamEnv):
         small = self.prompt == "small"
         replies = {a: parse_reply(role_of(a), text, small=small) for a, text in drawn.items()}
         read = {a: r for a, r in replies.items() if isinstance(r, Reply)}
-        ran = self._run(list(dict.fromkeys(r.program for r in read.values() if r.program)))
+        ran = self._ran((r.program for r in read.values() if r.program), Case())
         messages = tuple(self._message(state, 0, a, reply, ran) for a, reply in read.items())
         return replace(state, messages=messages)
 
@@ -237,16 +224,9 @@ class raw_env(TeamEnv):
     def _act_all(self, state: MathState, agent: str, texts: Sequence[str]) -> list[Outcome]:
         small = self.prompt == "small"
         replies = [parse_reply(role_of(agent), text, small=small) for text in texts]
-        programs = [r.program for r in replies if isinstance(r, Reply) and r.program is not None]
-        ran = self._run(list(dict.fromkeys(programs)))
+        programs = (r.program for r in replies if isinstance(r, Reply) and r.program is not None)
+        ran = self._ran(programs, Case())
         return [self._judge(state, agent, reply, ran) for reply in replies]
-
-    def _run(self, programs: list[str]) -> dict[str, RunResult]:
-        """Runs all programs in one request, each in a process of its own: a model wrote them all."""
-        if not programs:
-            return {}
-        rows = self.sandbox.run(programs, [Case()], limits=self.limits)
-        return {program: row[0] for program, row in zip(programs, rows, strict=True)}
 
     def _judge(
         self, state: MathState, agent: str, reply: Reply | ParseError, ran: Mapping[str, RunResult]
@@ -384,34 +364,26 @@ def roles_of_team(*, reasoners: int, tools: int, judge: bool) -> tuple[str, ...]
     """The roles of a team in the order of their turns: tools, reasoners, judge.
 
     Raises:
-        ConfigError: no agent could give the final answer, or the team is too large.
+        ConfigError: no agent could give the final answer, or the team is too small or too large.
     """
-    for name, number in (("reasoners", reasoners), ("tools", tools)):
-        if number < 0:
-            raise ConfigError(f"{name} must not be negative, got {number}")
-    if not reasoners + tools:
+    members = reasoners + tools
+    if (
+        min(reasoners, tools) < 0
+        or not 0 < members <= MOST_AGENTS - judge
+        or reasoners + judge == 0
+    ):
         raise ConfigError(
-            "the judge has no team; give reasoners or tools"
-            if judge
-            else "the team has no members; give reasoners or tools"
-        )
-    if not reasoners and not judge:
-        raise ConfigError(
-            f"a team of {tools} tools has no agent for the final answer; add a reasoner or judge=True"
-        )
-    if reasoners + tools + judge > MOST_AGENTS:
-        raise ConfigError(
-            f"a team has at most {MOST_AGENTS} agents, got {reasoners + tools + judge}"
+            f"a team has up to {MOST_AGENTS} agents: reasoners or tools, and a reasoner or judge=True for the "
+            f"final answer; got reasoners={reasoners}, tools={tools}, judge={judge}"
         )
     return ("tool",) * tools + ("reasoner",) * reasoners + ("judge",) * judge
 
 
-def visibility(topology: str, agents: Sequence[str]) -> Topology:
-    """The agents that each of `agents` sees beside itself.
+def seen_by(topology: str, agents: Sequence[str]) -> Mapping[str, frozenset[str]]:
+    """Agent -> the agents whose replies it sees beside its own: of this turn, where they came before it, and of all earlier ones.
 
     Args:
-        topology: `mesh` (all see all), `star` (the judge sees all, the others only themselves), or `chain`
-            (each sees the one before it).
+        topology: as in `raw_env`.
         agents: all agents in turn order.
 
     Raises:

@@ -44,6 +44,12 @@ class ParseError(NamedTuple):
     """The reason, as the agent is shown it."""
 
 
+def shortened(text: str, most: int) -> str:
+    """Returns a text, or its two ends where it has more than so many characters."""
+    half = most // 2
+    return text if len(text) <= most else f"{text[:half]}\n[...]\n{text[-half:]}"
+
+
 def last_list(text: str) -> str | ParseError:
     """Returns the inside of the last closed list, of the outermost one where lists are nested."""
     # From the end: a reply may be a megabyte of reasoning, and only its last list matters.

@@ -27,11 +27,6 @@ mirrored, into two splits. `reset(seed)` picks a grid and wraps around at `num_t
 The progress of a cell is 1 - d / d0, where d is the length of a shortest path from it to the goal and d0 that from the start.
 `infos[agent]` adds `answer_solves`, `illegal`, `distance`, `optimum` and, from a data set, `id`.
 
-# Arguments
-
-`dataset`; of generated grids `height`, `width` (2 to 26), `walls` (share of cells, 0 to 0.6) and `moves` (least and greatest
-length of a shortest path, or None); `agents`, `tool`, `refused`, `rewards`, `prompt`, `sandbox` (`pettingllms.envs.boards.BoardEnv`), `split`, `alpha`, `max_turns` (alias `max_cycles`), `render_mode`.
-
 # Version History
 
 * v0: first version (0.2.0)
@@ -178,6 +173,15 @@ class raw_env(BoardEnv):
         note += f"; the agent is at {_name(level, cell)}"
         info = {"distance": level.distances[cell], "optimum": level.optimum}
         return AnswerResult(cell, solved, note, refused, info=info)
+
+    def _demonstrate(self, state: BoardState, agent: str) -> str:  # noqa: ARG002 - the same for both
+        level, cell, moves = state.level, state.position, list[str]()
+        while cell != level.goal:
+            near = plan_path.neighbours(level.height, level.width)[cell].items()
+            left = level.distances[cell] - 1
+            move, cell = next((m, c) for m, c in near if level.distances[c] == left)
+            moves.append(move)
+        return self._written(state, tuple(moves))
 
     def _situation(self, state: BoardState) -> str:
         far = state.level.distances[state.position]

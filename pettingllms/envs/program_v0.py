@@ -161,7 +161,7 @@ class raw_env(TextEnv):
         DatasetError: the data set cannot be read.
     """
 
-    metadata = metadata_of("program_v0", pays_others=True)
+    metadata = metadata_of("program_v0")
     divides_datasets: ClassVar[bool] = True
     default_turns: ClassVar[int] = 64
 

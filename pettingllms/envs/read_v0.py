@@ -30,10 +30,7 @@ The partial rewards give the groups of a model a slope where its exact answers a
 contains: a list of all cities earns nothing, and so does a whole sentence of the answerer. An empty reply is unreadable and changes
 nothing.
 
-# Arguments
-
-`sentences` (2 to 6), `rewards`, `split`, `alpha`, `show_thinking`, `render_mode`. `max_turns` (alias `max_cycles`) is 1 by default;
-more turns have no use, because the answerer's reply ends the episode. A subclass may set `sentence`, `question`, `request`,
+`max_turns` is 1 by default; more turns have no use, because the answerer's reply ends the episode. A subclass may set `sentence`, `question`, `request`,
 `subjects`, and `answers`, and then has other notes.
 
 # Version History

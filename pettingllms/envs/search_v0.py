@@ -51,16 +51,12 @@ words are only ever penalized: a longer episode, a repeated query, or an answer 
 `infos[agent]`: `right` (a right word; a search that finds something needed), `difficulty` (`2 hops`), `recall` (share of the needed passages found so far), `searches`,
 `anchor` (equal where the question and the set of found passages are equal); of a report `expert`, the share of the needed passages that its call was the first to find; of an answer `exact`, `f1` and `contains`.
 
-# Arguments
+# Tools and questions
 
-`dataset`: None for questions about generated facts (`pettingllms.data.facts`), with `hops`, fewest and most look-ups; or a
-data set's name, hub id or path (`pettingllms.data.question_schemas`), whose passages are searched, or a `corpus` of its own
-(`pettingllms.data.corpora`). Its index is built once and kept in `cache`.
-`topology`, `top` (passages that a search returns). With `tools`, roles that search see a conversation with the tool
+With `tools`, roles that search see a conversation with the tool
 `search`, and a query is a call of it: `<tool_call>{"name": "search", "arguments": {"query": "..."}}</tool_call>`; the
-model's chat template must take tools. `split`, `rewards`, `alpha`, `max_turns` (alias `max_cycles`) and
-`prompt` are as in `coding_v0`; under small prompts an answer of at most four words that contains an accepted one
-earns 0.3 of local reward.
+model's chat template must take tools. Under small prompts an answer of at most four words that contains an accepted
+one earns 0.3 of local reward.
 
 `reset(options={"question": text})` plays a question without a reference, for which nothing is paid; `answer()` is the
 team's answer.
@@ -139,7 +135,8 @@ class raw_env(TeamEnv):
     """The search environment; the module's docstring is its manual.
 
     Args:
-        dataset: None for questions about generated facts, or a data set's name, hub id, file or folder, or its rows.
+        dataset: None for questions about generated facts (`pettingllms.data.facts`), or a data set's name, hub id,
+            file or folder (`pettingllms.data.question_schemas`), or its rows.
         corpus: what is searched: "pooled" (the passages of all rows), "own" (those of the question
             alone), or a corpus's hub id, file or folder; None for "pooled", or the generated facts.
         cache: folder of indexes; None for ~/.cache/pettingllms/search.

@@ -85,16 +85,16 @@ def own_arguments(names: Sequence[str], arguments: Mapping[str, Any]) -> dict[st
     Raises:
         ConfigError: an argument without the name of an environment.
     """
-    own: dict[str, dict[str, Any]] = {name: {} for name in names}
+    by_name: dict[str, dict[str, Any]] = {name: {} for name in names}
     for key, value in arguments.items():
         name, _, argument = key.partition(".")
-        if name not in own or not (argument or isinstance(value, Mapping)):
+        if name not in by_name or not (argument or isinstance(value, Mapping)):
             raise ConfigError(
                 f"env_args: {key!r} is of no environment of {', '.join(names)}; say of which it is, as in "
                 f"--env-args.{names[0]}.{argument or name} {value}"
             )
-        own[name].update({argument: value} if argument else value)
-    return own
+        by_name[name].update({argument: value} if argument else value)
+    return by_name
 
 
 class Several:
@@ -110,8 +110,8 @@ class Several:
 
     def __call__(self, **arguments: Any) -> SeveralEnvs:
         """Makes them with arguments by name: `make("a=read,b=math", a={"split": "test"})`."""
-        own = own_arguments([*self.parts], arguments)
-        return self.made(lambda name: self.parts[name](**own[name]))
+        by_name = own_arguments([*self.parts], arguments)
+        return self.made(lambda name: self.parts[name](**by_name[name]))
 
     def made(self, make: Callable[[str], AnyEnv]) -> SeveralEnvs:
         """The environments that `make` returns for the names."""
@@ -120,10 +120,9 @@ class Several:
 
 
 class SeveralEnvs(AECEnv[str, Any, Any]):
-    """Several environments as one, whose agents are those of all of them.
+    """Several environments as one run has them; their agents are those of all of them.
 
-    Tasks name the one that plays them in `Task.size`. As a PettingZoo environment it plays task
-    `seed` of its environment number `seed % n`.
+    Tasks name the one that plays them in `Task.size`; together they play nothing.
 
     Args:
         parts: name -> environment.
@@ -131,7 +130,6 @@ class SeveralEnvs(AECEnv[str, Any, Any]):
     """
 
     reward_funcs: Sequence[Any] = ()
-    _playing: AnyEnv | None = None
 
     def __init__(self, parts: Mapping[str, AnyEnv], weights: Mapping[str, float]) -> None:
         self.parts, self.weights = parts, weights
@@ -139,7 +137,6 @@ class SeveralEnvs(AECEnv[str, Any, Any]):
         self.metadata = {"name": ",".join(f"{name}={part}" for name, part in parts.items())}
         agents = (agent for part in parts.values() for agent in part.possible_agents)
         self.possible_agents = list(dict.fromkeys(agents))
-        self._latest = -1
 
     def drawn(self, step: int, count: int, seed: int) -> list[str]:
         """The environments of a step's tasks, in a random order; each has its share, up to one task."""
@@ -155,40 +152,13 @@ class SeveralEnvs(AECEnv[str, Any, Any]):
         return drawn
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
-        """Starts a task of the environment that `seed` belongs to, or else of the next one."""
-        self._latest = self._latest + 1 if seed is None else seed
-        self._playing = [*self.parts.values()][self._latest % len(self.parts)]
-        self._playing.reset(seed=seed, options=options)
+        """Refuses to play.
 
-    def step(self, action: Any) -> None:
-        """Steps the environment that plays."""
-        self._started().step(action)
-
-    def observe(self, agent: str) -> Any:
-        """What the environment that plays shows."""
-        return self._started().observe(agent)
-
-    def observation_space(self, agent: str) -> Any:
-        """Of the first environment that has this agent."""
-        return self._with(agent).observation_space(agent)
-
-    def action_space(self, agent: str) -> Any:
-        """Of the first environment that has this agent."""
-        return self._with(agent).action_space(agent)
-
-    def _started(self) -> AnyEnv:
-        if self._playing is None:
-            raise RuntimeError("call reset() first")
-        return self._playing
-
-    def _with(self, agent: str) -> AnyEnv:
-        return next(part for part in self.parts.values() if agent in part.possible_agents)
-
-    def __getattr__(self, name: str) -> Any:
-        # `agents`, `rewards`, and what else changes in an episode.
-        if self._playing is None or name.startswith("__"):
-            raise AttributeError(f"{name!r} does not exist before reset()")
-        return getattr(self._playing, name)
+        Raises:
+            ConfigError: always.
+        """
+        del seed, options
+        raise ConfigError(f"{self} are several environments; play one of them, such as the first")
 
 
 def parts_of(env: Any) -> list[Any]:

@@ -39,12 +39,6 @@ earns under "paper", so that proposing the same again earns nothing.
 `infos[agent]` adds, from a data set, `id`, and `answer_solves`, `moves`, `illegal`, `optimal_pushes` (of the level; None for one from outside,
 see `pettingllms.data.sokoban.solve`), `boxes_on_goal`, `deadlock` and `gym` (gym-sokoban's score of the answer).
 
-# Arguments
-
-`dataset`; of generated levels `size` (5 to 10, the frame of walls included), `boxes` (1 to 4) and `pushes` (fewest and most
-optimal pushes, such as (3, 8)).
-`agents`, `tool`, `refused`, `rewards`, `prompt`, `sandbox` (`pettingllms.envs.boards.BoardEnv`), `split`, `alpha`, `max_turns` (alias `max_cycles`), `render_mode`.
-
 # Version History
 
 * v0: first version (0.2.0)
@@ -192,6 +186,10 @@ class raw_env(BoardEnv):
             "gym": on_goal - before + SOLVED_BONUS * solved - MOVE_COST * parts,
         }
         return AnswerResult(position, solved, note, len(refused), lost, info)
+
+    def _demonstrate(self, state: BoardState, agent: str) -> str:  # noqa: ARG002 - the same for both
+        solution = sokoban.solve(state.level.room, state.position)
+        return self._written(state, tuple(solution.moves) if solution else ())
 
     def _situation(self, state: BoardState) -> str:
         left = (state.position.boxes & ~state.level.room.goals).bit_count()

@@ -39,16 +39,6 @@ Progress is (right - wrong) / blanks: numbers written, held against the only sol
 empty cells of the puzzle as dealt. `infos[agent]` adds `answer_solves`, `illegal`, `right`,
 `wrong`, `blanks`, `clues` (a count), `difficulty` and, from a data set, `id`.
 
-# Arguments
-
-`size`: 4 (default), 6, 9 or 16. `clues`: (fewest, most); by default as in
-`pettingllms.data.sudoku.CLUES`. `difficulty`: "naked", "singles", "more" or "search", what a
-solver needs (`pettingllms.data.sudoku_solver`); None for any. Every 4x4 puzzle is "naked".
-`dataset`, instead of these three: one puzzle of 16, 36, 81 or 256 characters, `sudoku_extreme`, or a CSV file or
-folder (`pettingllms.data.sudoku`), of which the split is played. `agents`, `tool`, `refused`, `rewards`,
-`prompt`, `sandbox` (`pettingllms.envs.boards.BoardEnv`), `split`, `alpha`, `max_turns` (alias
-`max_cycles`), `render_mode`.
-
 # Version History
 
 * v0: first version (0.2.0)
@@ -192,47 +182,6 @@ def _digit(character: str) -> int:
     return value
 
 
-def compact(answer: Answer, position: Grid, size: int) -> str:
-    """The answer as fills such as ` b3=4`, of a grid only where it changes the position."""
-    if isinstance(answer, Whole):
-        answer = tuple(
-            Fill(*divmod(cell, size), value)
-            for cell, value in enumerate(answer.values)
-            if value != position[cell]
-        )
-    named = [fill for fill in answer if 0 <= fill.row < size and 0 <= fill.column < size]
-    return f"[ {''.join(f'{cell_name(r, c)}={value} ' for r, c, value in named)}]"
-
-
-def listed(answer: Answer, size: int) -> str:
-    """The answer as lists of numbers."""
-    if isinstance(answer, Whole):
-        rows = (answer.values[start : start + size] for start in range(0, size * size, size))
-        return f"[{', '.join(str(list(row)) for row in rows)}]"
-    return f"[{', '.join(f'[{r + 1}, {c + 1}, {value}]' for r, c, value in answer)}]"
-
-
-def coordinates(puzzle: Puzzle, position: Grid) -> str:
-    """The board in one line: size, clues, and after the word `filled` what was written."""
-    size = puzzle.size
-    shown = [f"{cell_name(*divmod(c, size))}={value}" for c, value in enumerate(position)]
-    clues = [shown[cell] for cell, clue in enumerate(puzzle.clues) if clue]
-    filled = [shown[c] for c, clue in enumerate(puzzle.clues) if position[c] and not clue]
-    return " ".join([f"{size}x{size}", *clues, *(["filled", *filled] if filled else [])])
-
-
-def ruled(cells: list[str], size: int, width: int) -> str:
-    """Cells, each `width` characters wide on the screen, with lines between the boxes."""
-    high, wide = BOXES[size]
-    lines = []
-    for row in range(size):
-        if row and not row % high:
-            lines.append("-+-".join(["-" * (wide * (width + 1) - 1)] * (size // wide)))
-        row_cells = cells[row * size : (row + 1) * size]
-        lines.append(" | ".join(" ".join(row_cells[at : at + wide]) for at in range(0, size, wide)))
-    return "\n".join(lines)
-
-
 REASONS_SHOWN = 3
 
 
@@ -241,10 +190,11 @@ class raw_env(BoardEnv):
 
     Args:
         size: rows of the grid: 4 (default), 6, 9 or 16.
-        clues: fewest and most numbers given; None for the size's default.
-        difficulty: the technique that a solver needs: "naked", "singles", "more" or "search"; None for any.
-        dataset: in place of these three, a puzzle, a file or folder of puzzles, or a named set, of
-            which the split is played.
+        clues: fewest and most numbers given; None for the size's default (`pettingllms.data.sudoku.CLUES`).
+        difficulty: the technique that a solver needs: "naked", "singles", "more" or "search"
+            (`pettingllms.data.sudoku_solver`); None for any. Every 4x4 puzzle is "naked".
+        dataset: in place of these three, one puzzle of 16, 36, 81 or 256 characters, `sudoku_extreme`, or a
+            CSV file or folder (`pettingllms.data.sudoku`), of which the split is played.
         kwargs: as in `BoardEnv`.
 
     Raises:
@@ -344,6 +294,14 @@ class raw_env(BoardEnv):
                 break
         return _answer_result(level, tuple(values), len(answer), reasons, looked)
 
+    def _demonstrate(self, state: BoardState, agent: str) -> str:  # noqa: ARG002 - the same for both
+        level, position = state.level, state.position
+        blanks = [cell for cell, value in enumerate(position) if not value]
+        if self.prompt == "small":
+            blanks = [_easiest(level.size, position)[0]]
+        places = ((*divmod(cell, int(level.size)), int(level.solution[cell])) for cell in blanks)
+        return self._written(state, tuple(Fill(*place) for place in places))
+
     def _situation(self, state: BoardState) -> str:
         share = sum(1 for value in state.position if not value) / len(state.position)
         return "few blanks" if share < 1 / 3 else "many blanks" if share > 2 / 3 else "some blanks"
@@ -356,9 +314,18 @@ class raw_env(BoardEnv):
     # ------------------------------------------------------------- prompts and pictures
 
     def _format_answer(self, level: Puzzle, position: Grid, answer: Answer) -> str:
-        if self.prompt == "compact":
-            return compact(answer, position, level.size)
-        return listed(answer, level.size)
+        """Lists of numbers; compact, fills such as ` b3=4`, of a grid only where it changes the board."""
+        size = level.size
+        if self.prompt != "compact" and isinstance(answer, Whole):
+            rows = (answer.values[start : start + size] for start in range(0, size * size, size))
+            return f"[{', '.join(str(list(row)) for row in rows)}]"
+        if self.prompt != "compact":
+            return f"[{', '.join(f'[{r + 1}, {c + 1}, {value}]' for r, c, value in answer)}]"
+        if isinstance(answer, Whole):
+            changed = ((c, v) for c, v in enumerate(answer.values) if v != position[c])
+            answer = tuple(Fill(*divmod(cell, size), value) for cell, value in changed)
+        named = [fill for fill in answer if 0 <= fill.row < size and 0 <= fill.column < size]
+        return f"[ {''.join(f'{cell_name(r, c)}={value} ' for r, c, value in named)}]"
 
     def _ask(self, level: Puzzle, position: Grid) -> str:
         _, free = _easiest(level.size, position)
@@ -373,12 +340,25 @@ class raw_env(BoardEnv):
         return (Fill(*divmod(cell, level.size), max(0, value)),)
 
     def _board(self, level: Puzzle, position: Grid) -> str:
-        width = len(str(level.size))
+        """The numbers, with lines between the boxes."""
+        size, (high, wide) = level.size, BOXES[level.size]
+        width = len(str(size))
         cells = [f"{value or '.':>{width}}" for value in position]
-        return ruled(cells, level.size, width)
+        lines = []
+        for row in range(size):
+            if row and not row % high:
+                lines.append("-+-".join(["-" * (wide * (width + 1) - 1)] * (size // wide)))
+            shown = cells[row * size : (row + 1) * size]
+            lines.append(" | ".join(" ".join(shown[at : at + wide]) for at in range(0, size, wide)))
+        return "\n".join(lines)
 
     def _coordinates(self, level: Puzzle, position: Grid) -> str:
-        return coordinates(level, position)
+        """Size, clues, and after the word `filled` what was written."""
+        shown = [f"{cell_name(*divmod(c, level.size))}={v}" for c, v in enumerate(position)]
+        clues = [shown[cell] for cell, clue in enumerate(level.clues) if clue]
+        filled = [shown[c] for c, clue in enumerate(level.clues) if position[c] and not clue]
+        head = f"{level.size}x{level.size}"
+        return " ".join([head, *clues, *(["filled", *filled] if filled else [])])
 
     def _picture(self, state: BoardState) -> Picture:
         size = state.level.size

@@ -13,14 +13,14 @@ the advantages of the scores themselves. It is the shaping of Ng, Harada, Russel
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, NamedTuple, Unpack, get_args
 
 from pettingllms.envs import arguments
 from pettingllms.envs.base import Outcome, TextEnv
-from pettingllms.sandbox import Limits, Sandbox, SandboxSettings, shared_sandbox
+from pettingllms.sandbox import Case, Limits, RunResult, Sandbox, SandboxSettings, shared_sandbox
 
 Agents = Literal["team", "single"]
 Prompt = Literal["full", "small", "compact"]
@@ -133,6 +133,12 @@ class TeamEnv(TextEnv):
         # At the first use, not in the constructor: an environment whose programs never run
         # needs no machine that can isolate them.
         return shared_sandbox(self._settings)
+
+    def _ran(self, programs: Iterable[str], case: Case) -> dict[str, RunResult]:
+        """Runs each different program on a case: in one request, each in a process of its own."""
+        distinct = list(dict.fromkeys(programs))
+        rows = self.sandbox.run(distinct, [case], limits=self.limits) if distinct else []
+        return {program: row[0] for program, row in zip(distinct, rows, strict=True)}
 
     def _paid(self, state: Any, agent: str, local: float, *, success: bool, **rest: Any) -> Outcome:
         """Pays a reply worth `local` by the scheme; `state` is what follows it, with its `scores` before it.

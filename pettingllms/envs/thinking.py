@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 
+from pettingllms.envs.parsing import shortened
 from pettingllms.envs.records import Record
 
 OPEN, CLOSE = "<think>", "</think>"
@@ -22,8 +23,6 @@ UNCLOSED = (
     f"the thought is not closed: there is no {CLOSE} after {OPEN}, and only what follows it is read"
 )
 SHOWN_CHARS = 2000
-"""Of a longer thought, half of this from its beginning and half from its end is shown."""
-
 
 _TAG = re.compile(f"{OPEN}|{CLOSE}")
 _QUOTES = re.compile(r"\""), re.compile(r"(?<!\w)'|'(?!\w)"), re.compile(r"(?<!`)`(?!`)")
@@ -61,9 +60,7 @@ def thought_in(text: str) -> str:
     begin, unclosed = _begin(text)
     thought = text[:begin] or (text if unclosed else "")
     thought = thought.removesuffix(CLOSE).strip().removeprefix(OPEN).strip()
-    if len(thought) > SHOWN_CHARS:
-        half = SHOWN_CHARS // 2
-        thought = f"{thought[:half]}\n[...]\n{thought[-half:]}"
+    thought = shortened(thought, SHOWN_CHARS)
     # A space in place of nothing: without the tag in its middle, `<t<think>hink>` would be one.
     return thought.replace(OPEN, "< think>").replace(CLOSE, "< /think>")
 

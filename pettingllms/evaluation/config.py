@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
-from pettingllms.errors import ConfigError, did_you_mean
+from pettingllms.errors import ConfigError
 from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.trainers.settings import (
+    check_names,
     check_values,
+    normalized,
     policies_setting,
     sampling_setting,
     setting,
@@ -19,11 +21,10 @@ from pettingllms.trainers.settings import (
 )
 
 SPLITS = ("train", "val", "test")
-SHARED: Mapping[str, str] = {
-    field.name: field.metadata["shared"]
-    for field in dataclasses.fields(ATGRPOConfig)
-    if "shared" in field.metadata
+_FIELDS = {
+    field.name: field for field in dataclasses.fields(ATGRPOConfig) if "shared" in field.metadata
 }
+SHARED: Mapping[str, str] = {name: field.metadata["shared"] for name, field in _FIELDS.items()}
 """Settings of a run that an evaluation has too: "run" where they are the run's unless given."""
 
 _results = partial(setting, "Results")
@@ -69,20 +70,16 @@ class EvalConfig:
     )
     gate: str | None = policies_setting(
         None,
-        "Refuse replies of low advantage and ask again (ReAd): a run, or an evaluation on --split train, whose "
-        "returns a critic learns; rewards: those of the environment, on boards",
+        "Refuse replies of low advantage and ask again (ReAd): the team's evaluation on --split train, for a critic",
     )
     gate_replies: int = policies_setting(
-        4,
-        "Gate: replies asked for at a decision; of none good enough, the best is played",
-        at_least=1,
+        4, "Gate: replies asked for at most; of none good enough, the best is played", at_least=1
     )
     gate_threshold: float = policies_setting(
         0.0, "Gate: least advantage over an empty reply at which a reply is played"
     )
     gate_feedback: bool = policies_setting(
-        True,
-        "Gate: ask again with the same prompt, without the refused replies and their advantages",
+        True, "Gate: ask again without the refused replies and their advantages in the prompt"
     )
     split: str = task_setting("test", "train, val or test", choices=SPLITS)
     limit: int | None = task_setting(
@@ -119,13 +116,12 @@ class EvalConfig:
     """Settings of `ATGRPOConfig` that go over those of the run, by name; see `SHARED`."""
 
     def __post_init__(self) -> None:
+        check_names(self.over, [*SHARED])
+        self.over = {name: normalized(_FIELDS[name], value) for name, value in self.over.items()}
+        for field in dataclasses.fields(self):
+            if field.metadata:
+                setattr(self, field.name, normalized(field, getattr(self, field.name)))
         check_values(self)
-        names = [field.name for field in dataclasses.fields(self) if field.metadata]
-        for name in self.over:
-            if name not in SHARED:
-                raise ConfigError(
-                    f"an evaluation has no setting {name!r}; {did_you_mean(name, [*names, *SHARED])}"
-                )
         temperature = self.over.get("temperature", 1.0)
         if not temperature > 0:
             raise ConfigError(f"temperature must be above 0, got {temperature}; use --greedy for 0")
@@ -146,7 +142,9 @@ class EvalConfig:
         Raises:
             ConfigError: an unknown name, or a value that cannot be used.
         """
-        names = {field.name for field in dataclasses.fields(cls) if field.metadata}
+        # Without `over`, which is no option.
+        names = [field.name for field in dataclasses.fields(cls) if field.metadata]
+        check_names(settings, [*names, *SHARED])
         values = {name: value for name, value in settings.items() if value is not None}
         over = {name: value for name, value in values.items() if name not in names}
         return cls(**{name: value for name, value in values.items() if name in names}, over=over)

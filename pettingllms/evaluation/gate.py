@@ -4,256 +4,187 @@ After the abstract and the project page of Zhang et al., https://arxiv.org/abs/2
 
     A(o, a) = Q(o, a) - Q(o, WAIT),   played: the first a with A >= threshold, else the best of those asked
 
-A team's agents act one after the other, and o holds what was said before: Q(o, WAIT) is what the team reaches if the
-agent adds nothing, and the A of a turn add up to the joint advantage. WAIT is an empty reply. Q is learned as in the
-paper, by regression on the returns of recorded play. In environments whose rewards measure the distance to a solution,
-A may be the reward itself, of a copy that plays the reply. That score knows the solution, and looks one reply ahead.
+A team's agents act one after the other, and o holds what was said before, so the A of a turn add up to the joint
+advantage. WAIT is an empty reply. Q is learned as in the paper, by regression on the returns of recorded play.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import chain
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from pettingllms.envs.boards import BoardEnv
-from pettingllms.envs.several import parts_of
-from pettingllms.errors import ConfigError, RunFolderError
-from pettingllms.evaluation.compare import folder_and_team
+import torch
+
+from pettingllms.errors import ConfigError
+from pettingllms.evaluation.compare import read_side
 from pettingllms.evaluation.config import EvalConfig
-from pettingllms.evaluation.folder import digest, read_settings
+from pettingllms.evaluation.ensembles import Wrapper
+from pettingllms.evaluation.folder import digest
 from pettingllms.methods.critic import Critics
 from pettingllms.methods.q_tree import followed
-from pettingllms.models import shipped
-from pettingllms.policies.policy_set import PolicySet
-from pettingllms.rollout.engine import GatedReply, Routed
-from pettingllms.rollout.episode import Episode
+from pettingllms.rollout.engine import longest_prompts
 from pettingllms.rollout.files import TRAJECTORIES
-from pettingllms.rollout.pairs import read_episodes, said
 from pettingllms.rollout.trajectory import Trajectory, in_order
-from pettingllms.runs import CONFIG, read_config
 from pettingllms.samplers.base import Sampler, is_partner
-from pettingllms.types import Conversation
+from pettingllms.trainers.config import ResolvedConfig
+from pettingllms.types import Completion, Conversation, Request
 
 if TYPE_CHECKING:
     from pettingllms.evaluation.run import EvalPlan
 
-GATED = "gated"
-"""Title of the team whose replies are refused."""
-REWARDS = "rewards"
-LATEST = 4096
-"""Episodes that a critic learns from, the last of a record."""
 REFUSED = (
-    "Your earlier answers were refused, because their advantage was too low:\n{refused}\n"
+    "\n\nYour earlier answers were refused, because their advantage was too low:\n{}\n"
     "Give an answer with a higher advantage."
 )
+OPTIONS = ("gate", "gate_replies", "gate_threshold", "gate_feedback")
+Tried = Sequence[tuple[Completion, float]]
+"""Replies to a prompt with their advantages."""
 
 
-@dataclass
-class Gated:
-    """Refuses replies of a team; has the hooks of `Ensemble`, and those of `RolloutEngine.gate`.
+class Gated(Wrapper):
+    """A team whose replies may be refused: has the hooks of `Ensemble`, and is the sampler that asks again.
+
+    Records have the prompt as it was first asked, and the refused replies in the info of the one that was played.
 
     Args:
-        source: `rewards`, or the folder of the record that a critic learns from, with its team.
-        replies: asked for at most at a decision; 1 is plain play.
-        threshold: least advantage of a reply that is played at once.
-        tell: whether an agent that is asked again reads its refused replies with their advantages.
-        critics: not learned yet; None for `rewards`.
+        options: those of the gate.
+        config: resolved settings of the policies.
+        record: episodes that the critics learn from.
     """
 
-    source: str
-    replies: int
-    threshold: float
-    tell: bool = True
-    critics: Critics | None = None
-    seats: ClassVar[Mapping[str, str]] = {}
-    _learned: Any = field(default=None, repr=False)
-    """The policies whose base models the critics have learned to read."""
+    seats, route = dict[str, str](), None
 
-    @property
-    def gate(self) -> Gated:
-        """What decides on replies."""
-        return self
+    def __init__(
+        self, options: EvalConfig, config: ResolvedConfig, record: Sequence[Trajectory]
+    ) -> None:
+        self._options, self._config, self._record = options, config, record
+        self.replies, self.threshold = options.gate_replies, options.gate_threshold
+        self._texts: dict[tuple[str, tuple[int, ...]], tuple[str, str]] = {}
+        """Policy and prompt tokens -> the role, and what the tokens are of."""
 
     def described(self) -> dict[str, Any]:
-        """Returns the rule as JSON has it, with a digest of what the critic learns from."""
-        record = folder_and_team(self.source)[0] / TRAJECTORIES
-        return {
-            "gate": self.source,
-            "record": None if self.critics is None else digest(record),
-            "replies": self.replies,
-            "threshold": self.threshold,
-            "feedback": self.tell,
-        }
+        """Returns the options as JSON has them, with a digest of what the critics learn from."""
+        record = digest(Path(str(self._options.gate)) / TRAJECTORIES)
+        return {name: getattr(self._options, name) for name in OPTIONS} | {"record": record}
 
     def sampler(self, policies: Sampler) -> Sampler:
-        """Returns `policies`; the critics learn to read them first."""
-        if self.critics is not None and self._learned is not policies:
-            assert isinstance(policies, PolicySet)
-            self.critics.load_state_dict({})
-            self.critics.policies = self._learned = policies
-            learn(self.critics, recorded(self.source), policies)
-        return policies
+        """Returns this gate before `policies`, which its critics have learned to read."""
+        if getattr(self, "_policies", None) is not policies:
+            super().__init__(policies)
+            self.learn(policies)
+        return self
 
-    def route(self, episode: Episode, policy: str) -> Routed:
-        """Returns the agent's own policy."""
-        del episode
-        return Routed(policy)
+    def learn(self, policies: Any) -> None:
+        """Regression of Q on what each recorded reply earned and what followed it.
 
-    def advantages(self, attempts: Sequence[GatedReply]) -> list[float]:
-        """A of each reply.
+        Play has no empty replies. WAIT changes nothing, so Q(o, WAIT) is the mean of what followed in o.
+        """
+        self.critics = Critics(self._config, by_policy=True, learning_rate=1e-3, epochs=30)
+        self.critics.policies = policies
+        groups = in_order(self._record)
+        rows = [
+            (policies.policy_for(group.key.agent), [group.prompt_ids, group.prompt_ids + ids])
+            for group in groups
+            for ids in (group.chosen.completion.token_ids[:-1], ())
+        ]
+        returns_N = followed(groups, 1.0) + torch.tensor([g.chosen.reward for g in groups])
+        self.critics.fit(self.critics.features(rows), returns_N.repeat_interleave(2))
+
+    def advantages(self, requests: Sequence[Request], replies: Sequence[Completion]) -> list[float]:
+        """A of the reply to each request.
 
         Raises:
             NonFiniteError: a critic predicts a value that is not finite.
         """
-        if self.critics is None:
-            return [attempt.branch.result.reward for attempt in attempts]
-        pairs = [
-            [(a.policy, a.prompt_ids, ids) for ids in (a.branch.completion.token_ids[:-1], ())]
-            for a in attempts
-        ]
-        rows = {text: row for row, text in enumerate(dict.fromkeys(chain.from_iterable(pairs)))}
+        waiting = [(request.policy, request.prompt_ids, ()) for request in requests]
+        # The last token of a reply ends the turn.
+        said = [(*w[:2], a.token_ids[:-1]) for w, a in zip(waiting, replies, strict=True)]
+        rows = {text: row for row, text in enumerate(dict.fromkeys([*said, *waiting]))}
         features = self.critics.features([(p, [prompt, prompt + ids]) for p, prompt, ids in rows])
         q = self.critics.values(len(rows), features).tolist()
-        return [q[rows[reply]] - q[rows[wait]] for reply, wait in pairs]
+        return [q[rows[text]] - q[rows[wait]] for text, wait in zip(said, waiting, strict=True)]
 
-    def played(self, advantages: Sequence[float]) -> int | None:
-        """The first reply that is good enough, else the first of the best once `replies` are asked."""
-        if advantages[-1] >= self.threshold:
-            return len(advantages) - 1
-        return None if len(advantages) < self.replies else advantages.index(max(advantages))
+    def prompt_ids(self, role: str, text: str) -> tuple[int, ...]:
+        """Returns what the policies return, and remembers the text."""
+        ids = super().prompt_ids(role, text)
+        self._texts[self.policy_for(role), ids] = role, text
+        return ids
 
-    def feedback(self, prompt: str, refused: Sequence[tuple[str, float]]) -> str:
-        """The prompt with the refused replies and their advantages at its end."""
-        if not self.tell:
-            return prompt
-        lines = "\n".join(
-            f"{advantage:+.2f}: {said('user', text)[0]['content'].strip()}"
-            for text, advantage in refused
-        )
-        told = REFUSED.format(refused=lines)
-        if not isinstance(prompt, Conversation):
-            return f"{prompt}\n\n{told}"
-        # Into the last message, because templates may refuse two of one role in a row.
-        *before, last = prompt.messages
-        return Conversation.of(
-            [*before, {**last, "content": f"{last['content']}\n\n{told}"}], prompt.tools
-        )
+    def sample(
+        self, requests: Sequence[Request], n: int, **settings: Any
+    ) -> list[list[Completion]]:
+        """The reply that is played for every request; `n` is 1 in evaluations."""
+        unsettled = decisions = [(r, list[tuple[Completion, float]]()) for r in requests]
+        while unsettled and len(unsettled[0][1]) < self.replies:
+            asked = [self._again(*decision, settings["max_new_tokens"]) for decision in unsettled]
+            replies = [reply for [reply] in self._policies.sample(asked, n, **settings)]
+            advantages = self.advantages([request for request, _ in unsettled], replies)
+            for (_, tried), reply, advantage in zip(unsettled, replies, advantages, strict=True):
+                tried.append((reply, advantage))
+            unsettled = [decision for decision in unsettled if decision[1][-1][1] < self.threshold]
+        return [[_played(*decision)] for decision in decisions]
 
-
-def learn(critics: Critics, record: Sequence[Trajectory], policies: PolicySet) -> None:
-    """Regression of Q on what followed each recorded reply, its own reward counted.
-
-    Play has no empty replies. WAIT changes nothing, so Q(o, WAIT) is what o is worth: the mean of what followed in o.
-    """
-    groups = in_order(record)
-    rows = [
-        (policies.policy_for(group.key.agent), [group.prompt_ids, group.prompt_ids + ids])
-        for group in groups
-        for ids in (group.chosen.completion.token_ids[:-1], ())
-    ]
-    targets_N = followed(groups, 1.0)
-    targets_N += targets_N.new_tensor([group.chosen.reward for group in groups])
-    critics.fit(critics.features(rows), targets_N.repeat_interleave(2))
+    def _again(self, request: Request, refused: Tried, max_new_tokens: int) -> Request:
+        if not refused:
+            return request
+        policy, ids = request.policy, request.prompt_ids
+        if self._options.gate_feedback:
+            role, prompt = self._texts[policy, ids]
+            told = super().prompt_ids(role, _told(prompt, refused))
+            longest = longest_prompts(self._policies, max_new_tokens).get(policy, len(told))
+            ids = told if len(told) <= longest else ids
+        # Replies draw apart: with equal numbers, equal prompts would have equal ones.
+        return Request(policy, ids, (request.seed + len(refused)) % (1 << 62))
 
 
-def recorded(source: str) -> list[Trajectory]:
-    """The last episodes of a run, or of a team of an evaluation.
-
-    Raises:
-        ConfigError: no decisions, or those of several teams.
-        RunFolderError: no record there, or a damaged line.
-    """
-    folder, team = folder_and_team(source)
-    episodes, teams = deque[Trajectory](maxlen=LATEST), set[str]()
-    for row, episode in read_episodes(folder):
-        if team in ("", row.get("team", "")):
-            teams.add(row.get("team", ""))
-            episodes.append(episode)
-    if len(teams) > 1:
-        raise ConfigError(f"gate {source} has the teams {', '.join(sorted(teams))}; add :TEAM")
-    if not any(episode.groups for episode in episodes):
-        raise ConfigError(f"gate {source} has no decisions{f' of {team}' if team else ''}")
-    return list(episodes)
+def _told(prompt: str, refused: Tried) -> str:
+    """The prompt with the refused replies and their advantages at its end."""
+    told = REFUSED.format("\n".join(f"{a:+.2f}: {reply.text.strip()}" for reply, a in refused))
+    if not isinstance(prompt, Conversation):
+        return prompt + told
+    # Into the last message, because templates may refuse two of one role in a row.
+    *before, last = prompt.messages
+    return Conversation.of([*before, {**last, "content": last["content"] + told}], prompt.tools)
 
 
-def check_gate(options: EvalConfig) -> None:
-    """Refuses settings that exclude each other.
+def _played(request: Request, tried: Tried) -> Completion:
+    """The best reply, the first of equals: one that passes is better than all before it."""
+    best, advantage = max(tried, key=lambda rated: rated[1])
+    others = [{"completion": o.text, "advantage": a} for o, a in tried if o is not best]
+    tokens = sum(len(reply.token_ids) for reply, _ in tried)
+    notes = {"gate_advantage": advantage, "gate_tokens": tokens, "gate_refused": others}
+    return replace(best, prompt_ids=request.prompt_ids, notes=notes)
+
+
+def with_gate(plan: EvalPlan, options: EvalConfig) -> EvalPlan:
+    """The plan, with the gated team after the others if the settings ask for it.
 
     Raises:
-        ConfigError: settings of a gate without one, or others that a gate does not go with.
+        ConfigError: settings that exclude each other, or a record of other tasks or models.
+        RunFolderError, UnknownNameError: no finished evaluation there, or without the team.
     """
     if options.gate is None:
-        for name in ("gate_replies", "gate_threshold", "gate_feedback"):
+        for name in OPTIONS:
             if getattr(options, name) != getattr(EvalConfig, name):
-                raise ConfigError(f"{name} is for a gate; say what scores replies: --gate")
-        return
-    for name in ("members", "swap", "teacher"):
-        if getattr(options, name) is not None:
-            raise ConfigError(f"gate is for one team as it is; leave out --{name}")
-    if options.over.get("workers"):
-        raise ConfigError("gate plays in one process; leave out --workers")
-    if options.greedy and not options.gate_feedback and options.gate_replies > 1:
-        raise ConfigError("greedy gives the same reply again; leave out --no-gate-feedback")
-
-
-def gate_of(options: EvalConfig, plan: EvalPlan) -> Gated | None:
-    """The gate that the settings ask for, if they do.
-
-    Raises:
-        ConfigError: nothing that scores replies, or a record of other tasks or models.
-        RunFolderError: no record there, or a damaged line.
-    """
-    if options.gate is None:
-        return None
-    gate = Gated(options.gate, options.gate_replies, options.gate_threshold, options.gate_feedback)
-    if gate.source == REWARDS:
-        _check_rewards(plan)
-        return gate
-    _check_record(plan, folder_and_team(gate.source)[0])
-    recorded(gate.source)
-    gate.critics = Critics(plan.config, by_policy=True, learning_rate=1e-3, epochs=30)
-    return gate
-
-
-def _check_rewards(plan: EvalPlan) -> None:
-    for env in (part.unwrapped for part in parts_of(plan.env)):
-        if not isinstance(env, BoardEnv) or env.rewards_scheme != "paper":
+                raise ConfigError(f"{name} is for a gate; name what its critic learns from: --gate")
+        return plan
+    config, team = plan.config, plan.teams[-1]
+    apart = {**vars(options), "workers": config.workers, "full": config.full}
+    for name in ("members", "swap", "teacher", "workers", "full"):
+        if apart[name]:
             raise ConfigError(
-                "gate rewards is for boards with --env-args.rewards paper, whose rewards measure the distance to a "
-                f"solution, and {env} has none of that kind; name a run or an evaluation on --split train whose "
-                "returns a critic can learn, such as --gate runs/latest"
+                f"gate is for one team as it is, on a frozen base, in one process; leave out --{name}"
             )
-
-
-def _check_record(plan: EvalPlan, folder: Path) -> None:
-    """Compares what a critic learns from with what it will judge."""
-    config = plan.config
-    if config.full or any(map(is_partner, plan.roles_to_policies.values())):
+    if any(map(is_partner, plan.roles_to_policies.values())):
+        raise ConfigError("gate has a critic that cannot read models behind an API; leave it out")
+    record, ours = read_side(f"{options.gate}:{team.title}"), plan.settings()
+    env, model, split = (record.settings.get(name) for name in ("env", "model", "split"))
+    if (env, model) != (ours["env"], ours["model"]) or split == plan.split:
         raise ConfigError(
-            "the critic of gate reads the frozen base models of all roles, and there are "
-            f"{'full policies' if config.full else 'models behind an API'}; use --gate rewards on boards"
+            f"gate {options.gate} is a record of {env} by {model} on the split {split}; a critic of this team needs "
+            f"one of {ours['env']} by {ours['model']} on another split than {plan.split}: --split train"
         )
-    if not (folder / TRAJECTORIES).is_file():
-        raise RunFolderError(
-            f"gate {str(folder)!r} is no run and no evaluation; name one with {TRAJECTORIES}, or {REWARDS} on boards"
-        )
-    if (folder / CONFIG).is_file():
-        run = read_config(folder)
-        env, model, split = str(run.env), run.model, "train"
-    else:
-        settings = read_settings(folder)
-        env, model, split = (str(settings.get(name)) for name in ("env", "model", "split"))
-    if env != config.env or (shipped(model) or model) != (shipped(config.model) or config.model):
-        raise ConfigError(
-            f"gate {folder} is a record of {env} by {model}, and this is {config.env} by {config.model}; a critic "
-            "learns the returns of one environment from the states of one base model"
-        )
-    if split == plan.split:
-        raise ConfigError(
-            f"gate {folder} was played on the split {split}, where its critic has seen the answers; evaluate another "
-            "split, or record one on --split train"
-        )
+    gated = Gated(options, config, record.episodes[team.title])
+    return replace(plan, teams=[*plan.teams, team._replace(title="gated", ensemble=gated)])

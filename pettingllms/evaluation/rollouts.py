@@ -147,7 +147,6 @@ def roll_out(
         policies={**seats_to_policies, **(ensemble.seats if ensemble else {})},
         longest=longest_prompts(policies, sampling.max_new_tokens),
         route=None if ensemble is None else ensemble.route,
-        gate=None if ensemble is None else ensemble.gate,
     )
     return engine.run(
         chunk.tasks, lambda over: on_batch([episode.trajectory().success for episode in over])

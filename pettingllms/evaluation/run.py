@@ -38,7 +38,7 @@ from pettingllms.evaluation.ensembles import (
     write_routes,
 )
 from pettingllms.evaluation.folder import EvalFolder, digest, write_file
-from pettingllms.evaluation.gate import GATED, check_gate, gate_of
+from pettingllms.evaluation.gate import with_gate
 from pettingllms.evaluation.playing import playing
 from pettingllms.evaluation.plots import bars
 from pettingllms.evaluation.rollouts import (
@@ -57,9 +57,8 @@ from pettingllms.evaluation.rollouts import (
 from pettingllms.evaluation.scores import Evaluation, refusals, summarise
 from pettingllms.evaluation.step import CORRECTED, teacher_of
 from pettingllms.models import model_path, shipped
-from pettingllms.policies.roles import BASE, is_own, only_partners, own_names, parse_policies
+from pettingllms.policies.roles import BASE, is_own, own_names, parse_policies
 from pettingllms.policies.sources import (
-    check_model,
     is_adapter,
     is_folder,
     located_adapters,
@@ -116,29 +115,23 @@ class EvalPlan:
         fitted = [embedded_arguments(config, part.unwrapped) for part in parts_of(self.env)]
         data = None if config.dataset in (None, *CATALOG) else Path(str(config.dataset))
         asked = any(map(is_partner, self.roles_to_policies.values()))
+
+        def named(*names: str) -> dict[str, Any]:
+            return {name: getattr(config, name) for name in names}
+
         return {
-            "env": config.env,
-            "env_args": config.env_args,
-            "dataset": config.dataset,
+            **named("env", "env_args", "dataset"),
             # A file of the same name may have been edited since: its content is compared.
             "data": digest(data) if data and data.exists() else config.dataset,
             "split": self.split,
             "tasks": len(self.tasks),
-            "alpha": config.alpha,
-            "sandbox": config.sandbox,
+            **named("alpha", "sandbox"),
             "embedded_args": fitted[0] if len(fitted) == 1 else fitted,
             "model": shipped(config.model) if embedded else config.model,
             # An update of this package may bring another embedded model under the same name.
             "model_digest": digest(Path(model_path(config.model))) if embedded else None,
-            "revision": config.revision,
-            "load_in_4bit": config.load_in_4bit,
-            "long_context": config.long_context,
-            "full": config.full,
-            "dtype": config.dtype,
-            "device": config.device,
-            "chat_template_kwargs": config.chat_template_kwargs,
-            "sampler": config.sampler,
-            "vllm": config.vllm,
+            **named("revision", "load_in_4bit", "long_context", "full", "dtype", "device"),
+            **named("chat_template_kwargs", "sampler", "vllm"),
             "policies": dict(self.roles_to_policies),
             "adapters": config.adapters,
             "adapter_digests": {
@@ -293,11 +286,8 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
         ConfigError, UnknownNameError, DatasetError: settings that cannot be used.
     """
     teacher = teacher_of(options)
-    check_gate(options)
     options, ensemble = with_members(options)
     config = settings_of(options, source)
-    if config.model is not None and not only_partners(config.policies):
-        check_model(config.model, config.revision)
     env = make_env(config, options.split, source, divide="dataset" not in options.over)
     roles_to_policies = parse_policies(config.policies, *seats_of(env))
     seats = teacher.seats if teacher else {}
@@ -338,13 +328,13 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
         source,
         divide="dataset" not in options.over,
     )
-    if gate := gate_of(options, plan):
-        gated = Lineup(GATED, config.adapters is not None, ensemble=gate)
-        plan = dataclasses.replace(plan, teams=[*teams, gated])
+    plan = with_gate(plan, options)
     return plan_with(plan, ensemble, options) if ensemble else plan
 
 
 def _sampling_of(options: EvalConfig, config: ResolvedConfig) -> Sampling:
+    # Large chunks would leave several workers nothing to do beside the first.
+    small = config.sampler == "transformers" or config.workers
     return Sampling(
         max_new_tokens=config.max_completion_length,
         samples=options.samples,
@@ -352,14 +342,8 @@ def _sampling_of(options: EvalConfig, config: ResolvedConfig) -> Sampling:
         temperature=config.temperature,
         top_p=options.top_p,
         seed=config.seed,
-        at_once=_at_once(config),
+        at_once=EPISODES_AT_ONCE if small else AT_ONCE_ELSEWHERE,
     )
-
-
-def _at_once(config: ResolvedConfig) -> int:
-    """Episodes of a chunk. Large ones would leave several workers nothing to do beside the first."""
-    small = config.sampler == "transformers" or config.workers
-    return EPISODES_AT_ONCE if small else AT_ONCE_ELSEWHERE
 
 
 def settings_of(options: EvalConfig, source: EnvSource | None = None) -> ResolvedConfig:

@@ -24,7 +24,7 @@ from pettingllms.errors import ConfigError
 from pettingllms.grading import same
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.statistics import Estimate, bootstrap, is_share, primary, wilson
-from pettingllms.types import Candidate, Group
+from pettingllms.types import Group
 
 TaskScores = Mapping[str, float]
 """Score -> its mean over the episodes of one task."""
@@ -245,7 +245,9 @@ def _add_team_scores(values: Mapping[str, list[float]], episode: Trajectory, fac
     groups = episode.groups
     values["decisions"].append(len(groups))
     values["turns"].append(max((group.key.turn + 1 for group in groups), default=0))
-    values["tokens"].append(sum(tokens_of(group.chosen) for group in groups))
+    chosen = [group.chosen for group in groups]
+    tokens = [c.info.get("gate_tokens", len(c.completion.token_ids)) for c in chosen]
+    values["tokens"].append(sum(tokens))
     if facts.overlong:
         values["overlong"].append(episode.overlong is not None)
     success = episode.success
@@ -257,13 +259,6 @@ def _add_team_scores(values: Mapping[str, list[float]], episode: Trajectory, fac
             values[f"env/{episode.task.size}/success"].append(success)
         if episode.difficulty is not None:
             values[f"difficulty/{episode.difficulty}/success"].append(success)
-
-
-def tokens_of(candidate: Candidate) -> int:
-    """Tokens generated for a decision: of the reply, and of those that a gate had refused before."""
-    gate = candidate.info.get("gate")
-    played = len(candidate.completion.token_ids)
-    return int(gate["tokens"]) if isinstance(gate, dict) and "refused" in gate else played
 
 
 def _is_contest(episodes: Sequence[Trajectory]) -> bool:

@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import quote
 
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
@@ -68,7 +68,6 @@ class Teacher:
     """Corrects a team: gives an agent's next reply after a wrong one; has the hooks of `Ensemble`."""
 
     policy: str
-    gate: ClassVar[None] = None
 
     @property
     def seats(self) -> dict[str, str]:
@@ -85,9 +84,9 @@ class Teacher:
 
     def route(self, episode: Episode, policy: str) -> Routed:
         """Returns the teacher after a wrong reply of the agent's own policy, else that policy."""
-        own = [group for group in episode.groups if group.key.agent == episode.agent]
+        groups = [group for group in episode.groups if group.key.agent == episode.agent]
         # The teacher has one try: an agent that it cannot help goes on by itself.
-        why = wrong(own[-1].chosen) if own and own[-1].policy != self.policy else None
+        why = wrong(groups[-1].chosen) if groups and groups[-1].policy != self.policy else None
         return Routed(self.policy, {"corrects": why}) if why else Routed(policy)
 
 

@@ -176,7 +176,7 @@ _UNITS: dict[str, tuple[str, int, str]] = {}
 for _dimension, _power, _row in re.findall(r"(\S+) (\d): ([^;\n]+)", _TABLE):
     for _factor, *_names in map(str.split, _row.split(",")):
         _UNITS |= dict.fromkeys(_names, (_dimension, int(_power), _factor))
-_NO_UNITS = {*WORDS, *["not", "error", "nan", "infinite", "true", "false", "none", "for", "all", "and", "with", "mod", "modulo", "plus", "minus", "times", "over", "choose", "base", "negative", "less", "more", "than", "squared", "cubed", "undefined", "solution", "wrong", "right", "correct", "incorrect", "answer", "above", "below", "except", "but", "the", "are", "was", "too"]}  # fmt: skip
+_NO_UNITS = {*WORDS, *re.findall(r"\w+", "not error nan infinite true false none for all and with mod modulo plus minus times over choose base negative less more than squared cubed undefined solution wrong right correct incorrect answer above below except but the are was too")}  # fmt: skip
 _VALUE = regex(
     r"(?:[-+*/(){}0-9.,\s!^]|(?<=[0-9.])[eE](?=[-+]?\d)|\\(?:frac|sqrt|pi|percent)\>"
     rf"|(?:pi|sqrt|{'|'.join(FACTORS)})\>)*+(?<=[0-9.)}}!a-z ])"

@@ -197,8 +197,8 @@ class PackedLayout:
         seen = [
             self._prompts[u][: r.behind] for r, u in zip(self._replies, self._owners, strict=True)
         ]
-        own = [reply.places for reply in self._replies]
-        return _Unpadded([()] * len(self._prompts) + seen, [*self._prompts, *own], self._device)
+        replies = [reply.places for reply in self._replies]
+        return _Unpadded([()] * len(self._prompts) + seen, [*self._prompts, *replies], self._device)
 
 
 def _flash(states: torch.Tensor) -> bool:

@@ -177,6 +177,12 @@ class Chat:
         text = text.encode("utf-8", "replace").decode("utf-8")
         return self._special.sub(_broken, text)
 
+    def completion_ids(self, text: str) -> tuple[int, ...]:
+        """Token ids of a completion that says `text` and ends the turn."""
+        ids = self.tokenizer(self._plain(text), add_special_tokens=False)["input_ids"]
+        end = self.tokenizer.eos_token_id
+        return (*ids, end if end in self.end_ids else self.end_ids[0])
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a completion, without its end of turn and without special tokens."""
         ids = list(token_ids)

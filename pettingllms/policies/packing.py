@@ -465,14 +465,26 @@ def _flat_predictions(model: PreTrainedModel, batch: Batch) -> Predictions:
 
 
 def last_states(
-    model: PreTrainedModel, rows: Sequence[tuple[int, ...]], device: torch.device
+    model: PreTrainedModel,
+    rows: Sequence[tuple[int, ...]],
+    device: torch.device,
+    over: Sequence[int] | None = None,
 ) -> torch.Tensor:
-    """The decoder's last hidden state after each list of tokens: float32 `_RX` on the CPU, `_R` rows."""
+    """The decoder's last hidden state after each list of tokens: float32 `_RX` on the CPU, `_R` rows.
+
+    With `over`, the mean over so many tokens at the end of each list.
+    """
     ids_RT = _rows([torch.tensor(row) for row in rows], device)
     ends_R = torch.tensor([len(row) - 1 for row in rows], device=device)
-    mask_RT = torch.arange(ids_RT.shape[1], device=device)[None] <= ends_R[:, None]
+    places_T = torch.arange(ids_RT.shape[1], device=device)
+    mask_RT = places_T[None] <= ends_R[:, None]
     states_RTX = model.base_model(
         input_ids=ids_RT, attention_mask=mask_RT.long(), use_cache=False
     ).last_hidden_state
+    if over is not None:
+        counts_R = torch.tensor(over, device=device)
+        read_RT = mask_RT & (places_T[None] > (ends_R - counts_R)[:, None])
+        summed_RX: torch.Tensor = (states_RTX.float() * read_RT[:, :, None]).sum(1)
+        return (summed_RX / counts_R[:, None]).cpu()
     chosen_RX: torch.Tensor = states_RTX[torch.arange(len(rows), device=device), ends_R]
     return chosen_RX.float().cpu()

@@ -148,13 +148,17 @@ class Base:
 
     @torch.no_grad()
     def features(
-        self, prompts: Sequence[tuple[int, ...]], tokens_per_batch: int
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        tokens_per_batch: int,
+        over: Mapping[tuple[int, ...], int] | None = None,
     ) -> dict[tuple[int, ...], torch.Tensor]:
         """Last hidden state of the model at the last token of each prompt, float32 on the CPU.
 
         Args:
             prompts: token ids; equal ones are computed once.
             tokens_per_batch: padded tokens of one forward pass.
+            over: prompt -> how many tokens at its end the mean is taken over.
 
         Raises:
             ConfigError: full policies without a frozen base.
@@ -169,8 +173,9 @@ class Base:
                 # The longest of a batch is its last: rows are padded to its length.
                 count = max(1, tokens_per_batch // len(ordered[-1]))
                 rows, ordered = ordered[-count:], ordered[:-count]
-                for ids, state in zip(rows, last_states(module, rows, self.device), strict=True):
-                    states[ids] = state
+                counts = None if over is None else [over[ids] for ids in rows]
+                batch = last_states(module, rows, self.device, counts)
+                states.update(zip(rows, batch, strict=True))
         return states
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from pettingllms.errors import ConfigError
 from pettingllms.rollout.episode import AnyEnv, Branch, Episode, records, score
@@ -52,28 +52,6 @@ class Routed(NamedTuple):
     """More entries for the info of the record."""
 
 
-class GatedReply(NamedTuple):
-    """A reply that may be refused."""
-
-    policy: str
-    prompt_ids: tuple[int, ...]
-    """The prompt without what the gate adds."""
-    branch: Branch
-
-
-class Gate(Protocol):
-    """Refuses replies before they are played; `pettingllms.evaluation.gate` has one."""
-
-    def advantages(self, attempts: Sequence[GatedReply]) -> list[float]:
-        """A finite number for each reply."""
-
-    def played(self, advantages: Sequence[float]) -> int | None:
-        """The reply to play, of those asked for at one decision; None to ask again."""
-
-    def feedback(self, prompt: str, refused: Sequence[tuple[str, float]]) -> str:
-        """The prompt after refused replies, each a text with its advantage."""
-
-
 @dataclass(frozen=True)
 class RolloutEngine:
     """Rolls out episodes of an environment.
@@ -95,7 +73,6 @@ class RolloutEngine:
         room: tokens of conversations that a cohort's memories may have, of a sampler that is not continuous.
         route: the policy that answers in place of the one that the agent has, and what the record says
             of that.
-        gate: refuses replies, so that their agents are asked again. Of single completions only.
         timed: opened around "sample", and around "score" while nothing else is left to do.
     """
 
@@ -111,7 +88,6 @@ class RolloutEngine:
     longest: Mapping[str, int] = field(default_factory=dict)
     room: int = DEFAULT_TOKENS_PER_BATCH
     route: Callable[[Episode, str], Routed] | None = None
-    gate: Gate | None = None
     timed: Callable[[str], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
 
     def run(
@@ -150,8 +126,6 @@ class RolloutEngine:
                     with self.timed("score"):
                         done = self._scored(scoring, wait_for_one=True)
                 for cohort in done:
-                    if self.gate is not None:
-                        cohort.pending = list(self._admitted(self.gate, cohort.pending))
                     cohort.advance(self._advance)
                 ready += [cohort for cohort in done if cohort.live()]
         finally:
@@ -184,16 +158,13 @@ class RolloutEngine:
             prompt = episode.prompt()
             own = self._given_to(episode.agent or "")
             policy, notes = Routed(own) if self.route is None else self.route(episode, own)
+            seed = episode.seed(*self.seed, "sampling")
             ids = self.sampler.prompt_ids(self._reader(episode.agent or "", policy), prompt)
             if len(ids) > (longest := self.longest.get(policy, len(ids))):
                 episode.end_overlong(len(ids), longest)
                 continue
-            seed, again = episode.seed(*self.seed, "sampling"), len(episode.attempts)
-            if again:
-                seed = episode.seed(*self.seed, f"sampling again {again}")
-                prompt, ids = self._with_feedback(episode, policy, prompt, ids)
             memory = None
-            if isinstance(prompt, Conversation) and not (self.sampler.continuous or again):
+            if isinstance(prompt, Conversation) and not self.sampler.continuous:
                 memory = cohort.memory(episode, len(ids))
             request = Request(policy, ids, seed, memory)
             plan = self._plan(episode, policy)
@@ -204,16 +175,6 @@ class RolloutEngine:
         # one `n`.
         for n in sorted({decision.plan.draw for decision in asked}):
             self._ask([decision for decision in asked if decision.plan.draw == n], n)
-
-    def _with_feedback(
-        self, episode: Episode, policy: str, prompt: str, ids: tuple[int, ...]
-    ) -> tuple[str, tuple[int, ...]]:
-        """The prompt after refused replies; the prompt itself where what is added has no room."""
-        assert self.gate is not None
-        refused = [(tried.completions[0].text, advantage) for tried, advantage in episode.attempts]
-        told = self.gate.feedback(prompt, refused)
-        more = self.sampler.prompt_ids(self._reader(episode.agent or "", policy), told)
-        return (told, more) if len(more) <= self.longest.get(policy, len(more)) else (prompt, ids)
 
     def _ask(self, asked: Sequence[_Pending], n: int) -> None:
         """Samples for decisions, and has completions scored as they come, where the sampler tells."""
@@ -261,28 +222,6 @@ class RolloutEngine:
             scoring.remove(cohort)
         return done
 
-    def _admitted(self, gate: Gate, pending: Sequence[_Pending]) -> Iterator[_Pending]:
-        """The decisions whose replies are played; the episodes of the others stay where they are."""
-        attempts = []
-        for decision in pending:
-            asked = [*decision.episode.attempts, (decision, 0.0)]
-            plain_ids = asked[0][0].request.prompt_ids
-            attempts.append(GatedReply(decision.request.policy, plain_ids, decision.branches()[0]))
-        for decision, advantage in zip(pending, gate.advantages(attempts), strict=True):
-            asked = decision.episode.attempts
-            asked.append((decision, advantage))
-            if (at := gate.played([advantage for _, advantage in asked])) is not None:
-                played, advantage = asked.pop(at)
-                tried = [(tried.completions[0], a) for tried, a in asked]
-                tokens = sum(
-                    len(one.token_ids) for one in (*played.completions, *(c for c, _ in tried))
-                )
-                texts = [{"completion": one.text, "advantage": a} for one, a in tried]
-                note = {"advantage": advantage, "tokens": tokens, "refused": texts}
-                played.notes = {**played.notes, "gate": note}
-                asked.clear()
-                yield played
-
     def _advance(self, decision: _Pending) -> list[Episode]:
         """Records the candidates of a decision, and continues the episode from one of them.
 
@@ -304,7 +243,7 @@ class RolloutEngine:
                 branch.result.team,
                 branch.result.local,
                 chosen=k == chosen or decision.plan.forks,
-                info={**branch.result.info, **decision.notes},
+                info={**branch.result.info, **branch.completion.notes, **decision.notes},
             )
             for k, branch in enumerate(branches)
         )

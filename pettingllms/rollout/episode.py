@@ -87,8 +87,6 @@ class Episode:
         self._copies: list[Episode] = []
         self._left_at = 0
         """Decisions that a copy shares with the episode that it left."""
-        self.attempts: list[tuple[Any, float]] = []
-        """Replies at the pending decision that a gate has refused so far, with their advantages."""
         self.branching = Branching(self)
         self.memories = defaultdict[str, Memory](Memory)
         """Agent -> what the sampler keeps of its conversation."""
@@ -368,11 +366,11 @@ def tasks_of_step(env: AnyEnv, name: str, step: int, count: int, seed: int) -> l
     environments, each name heads those of its own tasks.
     """
     if isinstance(several := env.unwrapped, SeveralEnvs):
-        own = {
-            key: tasks_of_step(part, key, step, count, seed) for key, part in several.parts.items()
+        by_name = {
+            name: tasks_of_step(one, name, step, count, seed) for name, one in several.parts.items()
         }
         drawn = several.drawn(step, count, seed)
-        return [own[key][place]._replace(size=key) for place, key in enumerate(drawn)]
+        return [by_name[key][place]._replace(size=key) for place, key in enumerate(drawn)]
     # What is sampled follows from the ids, so that the folder of an environment of one's own must not be in them.
     name = re.sub(r"[^:]*/", "", name)
     numbers = range(step * count, (step + 1) * count)

@@ -248,10 +248,10 @@ def success_rate(trajectories: Sequence[Trajectory]) -> float | None:
 
 def success_of_each(trajectories: Sequence[Trajectory]) -> dict[str, float | None]:
     """Success by `Task.size`, as `success_rate` has it, of several environments."""
-    of = defaultdict[str, list[Trajectory]](list)
+    by_size = defaultdict[str, list[Trajectory]](list)
     for trajectory in trajectories:
-        of[trajectory.task.size].append(trajectory)
-    return {f"env/{name}/success": success_rate(own) for name, own in sorted(of.items()) if name}
+        by_size[trajectory.task.size].append(trajectory)
+    return {f"env/{name}/success": success_rate(by_size[name]) for name in sorted(by_size) if name}
 
 
 def mean_success(trajectories: Sequence[Trajectory]) -> float | None:

@@ -33,9 +33,9 @@ from pettingllms.errors import RunFolderError
 from pettingllms.policies.weights import write_directory
 from pettingllms.rollout.files import CONFIG
 from pettingllms.runs.folder import RunFolder, sync
+from pettingllms.runs.old_settings import upgraded
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig
-from pettingllms.trainers.method_names import upgraded
 from pettingllms.trainers.settings import normalized
 
 logger = logging.getLogger(__name__)

@@ -38,10 +38,10 @@ from pettingllms.rollout.files import (
     STARTS,
     TRAJECTORIES,
 )
+from pettingllms.runs.old_settings import upgraded
 from pettingllms.trainers.config import ATGRPOConfig
 
 LOGS = (METRICS, TRAJECTORIES)
-_OF_THE_SERVER = ("serve", "server", "server_key", "server_timeout")
 PACKAGES = ("torch", "transformers", "trl", "peft", "pettingzoo", "gymnasium", "numpy")
 
 
@@ -336,21 +336,16 @@ def read_config(run: Path) -> ATGRPOConfig:
             f"{path} is damaged: it holds {values!r} in place of settings; restore it, or start a "
             "new run"
         )
-    values = without_server(values)
+    values = upgraded(values)
     names = [field.name for field in dataclasses.fields(ATGRPOConfig)]
     for key in values:
         if key not in names:
             raise ConfigError(f"{path}: unknown key {key!r}; {did_you_mean(str(key), names)}")
-    config = ATGRPOConfig(**values)
+    # Every setting is given, so that the method fills in none.
+    config = dataclasses.replace(ATGRPOConfig(), **values)
     # Runs that name no model are from the time when all environments had one default.
     old = config.model is None and config.embedded
     return dataclasses.replace(config, model=DEFAULT) if old else config
-
-
-def without_server(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a file from before 0.2, when a vLLM server could sample, as they are today."""
-    kept = {key: value for key, value in values.items() if key not in _OF_THE_SERVER}
-    return kept | ({"sampler": "vllm"} if kept.get("sampler") == "vllm-server" else {})
 
 
 def yaml_mistake(error: Exception) -> str:

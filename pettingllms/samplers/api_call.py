@@ -55,7 +55,21 @@ class ApiSettings:
     """More fields of the body of a request; None leaves one out."""
 
     def __post_init__(self) -> None:
-        check_address(self.base)
+        try:
+            parts = urlsplit(self.base)
+            whole = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:
+            whole = None
+        if not whole:
+            raise ConfigError(
+                f"api_base must be an address like http://127.0.0.1:8000/v1, got {self.base!r}"
+            )
+        # Files would hold a secret in it.
+        if parts.username or parts.password or parts.query or parts.fragment:
+            raise ConfigError(
+                f"api_base must be a plain address, without a user or a query, got one for "
+                f"{parts.hostname}; write the key into a file and give --api-key-file FILE"
+            )
         for name in self.args:
             if name in FIXED:
                 raise ConfigError(f"api_args.{name} cannot be set; {', '.join(FIXED)} are set here")
@@ -90,28 +104,6 @@ class Trouble(Exception):
 
 class Refused(Exception):
     """The server will answer in the same way the next time."""
-
-
-def check_address(base: str) -> None:
-    """Refuses what is no address, and one with a secret in it, which files would then hold.
-
-    Raises:
-        ConfigError: says what an address looks like.
-    """
-    try:
-        parts = urlsplit(base)
-        whole = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:
-        whole = None
-    if not whole:
-        raise ConfigError(
-            f"api_base must be an address like http://127.0.0.1:8000/v1, got {base!r}"
-        )
-    if parts.username or parts.password or parts.query or parts.fragment:
-        raise ConfigError(
-            f"api_base must be a plain address, without a user or a query, got one for "
-            f"{parts.hostname}; write the key into a file and give --api-key-file FILE"
-        )
 
 
 def read_key(path: str) -> str:

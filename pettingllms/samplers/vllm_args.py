@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from pettingllms.errors import ConfigError, did_you_mean
-from pettingllms.samplers.base import SAMPLERS, SamplerSettings, SamplingParams, ServedPolicies
+from pettingllms.samplers.base import SamplerSettings, SamplingParams, ServedPolicies
 from pettingllms.types import Request
 
 OPTIONS: Mapping[str, type] = {
@@ -41,7 +41,7 @@ REFUSED: Mapping[str, str] = {
     "logprobs_mode": "training needs the log-probabilities of the distribution sampled from",
 }
 AUTO = "auto"
-"""As a sampler: vLLM where it runs well, see `default_sampler`."""
+"""As a sampler: vLLM where it runs well."""
 LOG = "vllm.log"
 """File of a run folder that vLLM logs to."""
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -91,56 +91,6 @@ def check_options(options: Mapping[str, Any]) -> dict[str, Any]:
         if not fits or (isinstance(value, bool) and expected is not bool):
             raise ConfigError(f"vllm.{name} must be {_KINDS[expected]}, got {value!r}")
     return dict(options)
-
-
-class SamplerOptions(Protocol):
-    """The settings of a run that choose its sampler."""
-
-    sampler: str
-    load_in_4bit: bool
-    device: str
-
-    @property
-    def embedded(self) -> bool:
-        """True if the model is the one that comes with this package."""
-
-
-def default_sampler(chosen: SamplerOptions) -> str:
-    """The sampler where none is chosen: vLLM if it is installed and there is an NVIDIA GPU for it.
-
-    Not for the embedded model, which is too small to gain from it, nor for a base in 4 bits,
-    which vLLM would sample from unquantized.
-    """
-    # Decided without an import of torch where possible: settings are read long before a model is.
-    if chosen.embedded or chosen.load_in_4bit or chosen.device not in (AUTO, "cuda"):
-        return "transformers"
-    if not installed():
-        return "transformers"
-    import torch
-
-    return "vllm" if torch.cuda.is_available() else "transformers"
-
-
-def check_sampler(chosen: SamplerOptions, options: Mapping[str, Any]) -> None:
-    """Refuses settings of sampling that contradict each other, and unknown ones of vLLM.
-
-    Raises:
-        UnknownNameError: no sampler of that name.
-        ConfigError: what is wrong, and what to do.
-    """
-    sampler = chosen.sampler
-    if sampler != AUTO:
-        SAMPLERS.path_of(sampler)
-    if chosen.load_in_4bit and sampler.startswith("vllm"):
-        raise ConfigError(
-            "vLLM would sample from the unquantized model; with load_in_4bit use sampler transformers"
-        )
-    # With `auto` it is not known yet whether vLLM will sample; where it is not installed, it will
-    # not.
-    none = sampler == "transformers" or (sampler == AUTO and not installed())
-    if options and none:
-        raise ConfigError(f"settings of vLLM ({', '.join(options)}) are for sampler vllm")
-    check_options(options)
 
 
 def check_requests(requests: Sequence[Request], params: SamplingParams, max_model_len: int) -> None:

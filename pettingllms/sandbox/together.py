@@ -68,7 +68,6 @@ _KEYWORDS = _words(
     """async await case class except finally from global import match nonlocal raise try type with
     yield"""
 )
-_HALF = re.compile("[\ud800-\udfff]")
 _WORD = re.compile(r"(\.?)([A-Za-z_][A-Za-z0-9_]*)?")
 
 # Bytes travel as characters below 256: JSON would join the two halves of a character.
@@ -105,7 +104,8 @@ def row(output, error, value, seconds):
     return [*(text.decode("latin-1") for text in texts), seconds]
 def all_of(text, names, function, cases):
     ended = text if text.endswith("\\n") else text + "\\n"
-    linecache.cache["main.py"] = (len(text), None, ended.splitlines(True), "main.py")
+    lines = io.StringIO(ended, newline=None).readlines()
+    linecache.cache["main.py"] = (len(text), None, lines, "main.py")
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
@@ -222,10 +222,8 @@ class SharedRuns:
             if not self._tried.issuperset((program, case) for case in cases) and is_simple(program)
         ]
         alike = len({case.function for case in cases}) == 1
-        # UTF-8, in which calls travel, cannot express half a character.
-        halves = any(_HALF.search(f"{case.function}{case.args}") for case in cases)
         # A single run gains nothing.
-        if not alike or halves or len(left) * len(cases) < 2:
+        if not alike or len(left) * len(cases) < 2:
             return
         within = replace(self._limits, cpu_s=min(self._limits.cpu_s, SHARED_CPU_S))
         # Not tried twice, whatever comes of it.
@@ -341,28 +339,26 @@ class Gatherer:
         Raises:
             SandboxUnavailable: as `Sandbox.run`.
         """
-        request = _Request(programs, cases, limits)
-        while (output := self._output(sandbox, request)) is None:
-            request = replace(request, alone=True, output=Future())
+        output, alone = None, False
+        while output is None:
+            request = _Request(programs, cases, limits, alone)
+            self._waiting.append(request)
+            # Ctrl-C interrupts the main thread anywhere, so that callers only wait.
+            threading.Thread(target=self._run, args=(sandbox, request), daemon=True).start()
+            output, alone = request.output.result(), True
         return output
-
-    def _output(self, sandbox: Sandbox, request: _Request) -> Output | None:
-        self._waiting.append(request)
-        # Ctrl-C interrupts the main thread anywhere, so that callers only wait.
-        threading.Thread(target=self._run, args=(sandbox, request), daemon=True).start()
-        return request.output.result()
 
     def _run(self, sandbox: Sandbox, request: _Request) -> None:
         """Runs a request, and others with it, unless it ran with another one."""
         with self._places:
             batch = self._batch(request)
-            outputs: list[Output | None] = [None for _ in batch]
             try:
                 outputs = _outputs(sandbox, batch) if batch else []
             except BaseException as error:  # noqa: BLE001 - it is raised again by the thread that waits
                 # It says nothing about the others.
                 request.output.set_exception(error)
-                batch, outputs = batch[1:], outputs[1:]
+                batch = batch[1:]
+                outputs = [None for _ in batch]
         for member, output in zip(batch, outputs, strict=True):
             member.output.set_result(output)
 

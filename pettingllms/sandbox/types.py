@@ -137,6 +137,12 @@ class RunResult:
         return self.value_bytes.decode("utf-8", "replace") if self.value_bytes else None
 
     @property
+    def failure(self) -> str:
+        """The status, and the last line of standard error, which names the exception."""
+        last = self.stderr.strip().splitlines()[-1:] or [""]
+        return f"{self.status} {last[0]}".strip()
+
+    @property
     def output_bytes(self) -> int:
         """Length of standard output, standard error and the value together."""
         return len(self.stdout_bytes) + len(self.stderr_bytes) + len(self.value_bytes or b"")

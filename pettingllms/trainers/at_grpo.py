@@ -31,14 +31,13 @@ import torch
 
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.rollout.episode import AnyEnv
-from pettingllms.rollout.trajectory import Trajectory, check_room, in_order, with_advantages
+from pettingllms.rollout.trajectory import Trajectory, in_order, with_advantages
 from pettingllms.trainers.batch import PolicyBatch, policy_batches
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.difficulty import Pools
 from pettingllms.trainers.losses import RoleGradients, policy_loss
 from pettingllms.trainers.method import Casting, Method
 from pettingllms.trainers.metrics import Clock, LossMeter, rollout_metrics
-from pettingllms.trainers.per_policy import trained_settings
 from pettingllms.trainers.play import Player, sampled
 from pettingllms.trainers.schedule import advance, last_step, optimization
 from pettingllms.types import Advantage, Group, Task
@@ -152,15 +151,13 @@ class ATGRPO:
         self.method.attach(env, policies)
         # A learner on Ray has no environment.
         self.pools = Pools(config, env) if config.difficulty_pools and env is not None else None
-        self.settings = trained_settings(config, policies.roles_to_policies)
-        self.trained = tuple(self.settings)
         self.step = self.tokens = self.batch = 0
         self.intact = True
         """False while optimizers step: an error then leaves policies that do not belong together."""
-        trainable = {name: policies.parameters(name) for name in self.trained}
-        team = policies.roles_to_policies, self.trained
-        self.updates = {name: self.method.updates(name, *team) for name in self.trained}
-        self.optimizers, self.schedulers = optimization(self.settings, trainable, self.updates)
+        self.settings, self.updates, self.optimizers, self.schedulers = optimization(
+            config, policies, self.method
+        )
+        self.trained = tuple(self.settings)
 
     def take_steps(self) -> None:
         """Takes steps until `max_steps`, `max_tokens`, or until a callback ends it."""
@@ -194,7 +191,6 @@ class ATGRPO:
         }
         try:
             trajectories = sampled(self, clock)
-            check_room(trajectories, self.config.max_completion_length)
             metrics = rollout_metrics(trajectories)
             self.tokens += int(metrics["num_tokens"])
             with clock.time("update"):

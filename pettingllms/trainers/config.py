@@ -12,47 +12,40 @@ and those of `LARGE` for any other model.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from pettingllms.errors import ConfigError
 from pettingllms.models import shipped
 from pettingllms.policies.roles import only_partners
+from pettingllms.samplers import vllm_args
 from pettingllms.samplers.api_call import ApiSettings
-from pettingllms.samplers.vllm_args import AUTO, check_sampler, default_sampler
+from pettingllms.samplers.base import SAMPLERS
 from pettingllms.sandbox.isolation import LEVELS
 from pettingllms.sandbox.settings import HELP as SANDBOX_HELP
 from pettingllms.sandbox.settings import SandboxSettings
-from pettingllms.trainers.method_names import GONE, METHODS, OLD_OPTIONS, PARTS, upgraded
+from pettingllms.trainers.method_names import METHODS, PARTS
 from pettingllms.trainers.presets import open_values
 from pettingllms.trainers.settings import (
-    check_loss,
     check_names,
-    check_scale,
     check_values,
     normalized,
     policies_setting,
     sampling_setting,
     setting,
     task_setting,
-    whole_numbers,
 )
 
 CISPO_BOUND = 5.0
 """`epsilon_high` of the loss `cispo` where none is given (arXiv 2510.13786)."""
-_GIVEN = "_given"
-"""Where the names of explicit settings are between `__new__` and `__post_init__`."""
-
 
 _algorithm = partial(setting, "Algorithm")
 _optimization = partial(setting, "Optimization")
 _run = partial(setting, "Run")
 _scale = partial(setting, "Scale")
-_replaced = partial(
-    setting, "Until 0.2", None, "Replaced by --method and --method-args", hidden=True
-)
 
 
 @dataclass
@@ -202,7 +195,7 @@ class ATGRPOConfig:
         None, "Maximum number of tokens of a completion", at_least=1, shared="run"
     )
     sampler: str = sampling_setting(
-        AUTO,
+        vllm_args.AUTO,
         "Sampling engine: transformers, vllm; auto: vllm where "
         "it is installed and there is an NVIDIA GPU, except for the embedded model",
         shared="default",
@@ -224,14 +217,6 @@ class ATGRPOConfig:
         "Arguments of the method as JSON, or one by one: --method-args.gamma 0.9. Its rollout shape "
         "is one: --method-args.shape full",
     )
-    estimator: str | None = _replaced()
-    estimator_args: str | None = _replaced()
-    shape: str | None = _replaced()
-    reward_transform: str | None = _replaced()
-    reward_transform_args: str | None = _replaced()
-    cast: str | None = _replaced()
-    cast_args: str | None = _replaced()
-    stream_gradients: bool | None = _replaced()
     reward_funcs: str | None = _algorithm(
         None,
         "Functions that add to local rewards, as TRL's: my_package.my_module:a, comma-separated",
@@ -436,44 +421,109 @@ class ATGRPOConfig:
         made = super().__new__(cls)
         # `__post_init__` cannot tell an explicit value from an equal default. `dataclasses.replace`
         # names every field, so that a method fills in nothing the second time.
-        made.__dict__[_GIVEN] = frozenset(settings)
+        made.__dict__["_given"] = frozenset(settings)
         return made
 
     def __post_init__(self) -> None:
-        self._take_method(self.__dict__.pop(_GIVEN, frozenset()))
+        self._take_method(self.__dict__.pop("_given"))
         # One form of a value before anything is compared.
         for field in dataclasses.fields(self):
             setattr(self, field.name, normalized(field, getattr(self, field.name)))
         check_values(self)
-        check_scale(self)
-        check_loss(self)
-        _ = self.turns  # raises where they cannot be read
+        model, loss = self._conflicts_of_model(), self._conflicts_of_loss()
+        for conflict in chain(self._conflicts_of_scale(), loss, model):
+            raise ConfigError(conflict)
+        # Read or made only for the errors that they raise.
+        _ = self.turns
         if self.api_base is not None:
-            # Made only for the errors that it raises.
             ApiSettings(self.api_base, args=dict(self.api_args))
-        check_sampler(self, self.vllm)
-        if self.load_in_4bit and self.full:
-            raise ConfigError("load_in_4bit is for adapters; full trains the weights themselves")
+        if self.sampler != vllm_args.AUTO:
+            SAMPLERS.path_of(self.sampler)
+        vllm_args.check_options(self.vllm)
         self.sandbox = SandboxSettings.of(self.sandbox).text
 
     def _take_method(self, given: Collection[str]) -> None:
-        """Replaces old options, and fills in what the method sets and `given` does not name."""
-        preset = self.method if "method" in given else None
-        names = ("method", "method_args", *OLD_OPTIONS, GONE)
-        values = upgraded({name: getattr(self, name) for name in names}, hint=True)
-        for name in names:
-            setattr(self, name, values.get(name))
-        self.method = self.method or "at_grpo"
-        for method in self.method.split("+"):
+        """Fills in what the method sets and `given` does not name."""
+        for method in str(self.method).split("+"):
             METHODS.path_of(method)  # raises where nothing has this name
         # The import needs PyTorch, which a copy and a saved configuration do without.
-        if preset not in (None, "at_grpo") and len(given) < len(dataclasses.fields(self)):
-            from pettingllms.trainers.method import load_method
+        if self.method == "at_grpo" or len(given) == len(dataclasses.fields(self)):
+            return
+        from pettingllms.trainers.method import load_method
 
-            # A function that makes a method has none.
-            for name, value in getattr(load_method(preset), "settings", {}).items():
-                if name not in given:
-                    setattr(self, name, value)
+        # A function that makes a method has none.
+        for name, value in getattr(load_method(self.method), "settings", {}).items():
+            if name not in given:
+                setattr(self, name, value)
+
+    # What does not go together, and what to do.
+
+    def _conflicts_of_scale(self) -> Iterator[str]:
+        if self.max_staleness and self.max_num_gen_batches > 1:
+            yield (
+                f"max_num_gen_batches {self.max_num_gen_batches} with max_staleness: whether a step samples more is "
+                "known only when all of it has been played; leave max_staleness out"
+            )
+        if self.max_staleness and self.difficulty_pools:
+            yield (
+                "difficulty_pools with max_staleness: what a step plays follows from the success of the one before, "
+                "which is played at the same time; leave max_staleness out"
+            )
+        if self.ray_address is not None and not self.workers:
+            yield (
+                f"ray_address {self.ray_address} without workers: everything would run in this process; "
+                "give --workers as well"
+            )
+        if self.max_staleness and not self.workers:
+            yield (
+                f"max_staleness {self.max_staleness} without workers: one process plays and updates in turns; "
+                "give --workers as well"
+            )
+        if self.workers and self.api_base is not None:
+            yield (
+                f"workers {self.workers} with api_base {self.api_base}: the replies of a model behind an API are "
+                "counted and kept by one process; leave --workers out"
+            )
+
+    def _conflicts_of_loss(self) -> Iterator[str]:
+        loss, high = self.loss_type, self.epsilon_high
+        if self.importance_sampling_level == "sequence" and loss not in ("grpo", "sapo"):
+            # One ratio for a completion, counted once a token: long completions would weigh more.
+            yield (
+                f"importance_sampling_level=sequence goes with loss_type grpo or sapo, got {loss}, which averages "
+                "over tokens"
+            )
+        if self.loss_norm == "roots" and loss not in ("grpo", "sapo", "dr_grpo"):
+            yield (
+                "loss_norm=roots goes with loss_type grpo, sapo or dr_grpo, which average over completions, got "
+                f"{loss}, which averages over tokens"
+            )
+        if loss == "cispo" and high is not None and high < 1:
+            yield f"epsilon_high is the largest ratio itself with loss_type cispo, at least 1, got {high}"
+        low, top = self.vllm_importance_sampling_clip_min, self.vllm_importance_sampling_clip_max
+        if low is not None and top is not None and low >= top:
+            yield (
+                "vllm_importance_sampling_clip_min must be below vllm_importance_sampling_clip_max, got "
+                f"{low} and {top}"
+            )
+        if self.vllm_importance_sampling_correction and (self.num_iterations or 1) > 1:
+            # A later step has other weights, whose ratio to the sampler's is no error of the sampler.
+            yield f"vllm_importance_sampling_correction goes with num_iterations 1, got {self.num_iterations}"
+
+    def _conflicts_of_model(self) -> Iterator[str]:
+        if self.load_in_4bit and self.sampler.startswith("vllm"):
+            yield "vLLM would sample from the unquantized model; with load_in_4bit use sampler transformers"
+        # Where `auto` is not decided yet, vLLM can sample only if it is installed.
+        if self.vllm and (
+            self.sampler == "transformers"
+            or (self.sampler == vllm_args.AUTO and not vllm_args.installed())
+        ):
+            yield f"settings of vLLM ({', '.join(self.vllm)}) are for sampler vllm"
+        for policy, values in self.policy_settings.items():
+            if not isinstance(values, Mapping):
+                yield f"policy_settings of {policy} must be an object, got {values!r}"
+        if self.load_in_4bit and self.full:
+            yield "load_in_4bit is for adapters; full trains the weights themselves"
 
     @property
     def clip_above(self) -> float:
@@ -489,7 +539,15 @@ class ATGRPOConfig:
         Raises:
             ConfigError: they are not whole numbers from 0.
         """
-        return None if self.train_turns is None else whole_numbers("train_turns", self.train_turns)
+        if self.train_turns is None:
+            return None
+        words = [word.strip() for word in self.train_turns.split(",")]
+        # `isdigit` alone is true of superscripts, which `int` refuses.
+        if not all(word.isascii() and word.isdigit() for word in words):
+            raise ConfigError(
+                f"train_turns must be whole numbers from 0, as in 0,1, got {self.train_turns!r}"
+            )
+        return frozenset(map(int, words))
 
     @property
     def embedded(self) -> bool:
@@ -538,6 +596,4 @@ def resolve(config: ATGRPOConfig, env: Any = None) -> ResolvedConfig:
         UnknownNameError: no environment of that name.
         ConfigError: `embedded_training` of the environment names something else than an open value.
     """
-    if config.sampler == AUTO:
-        config = dataclasses.replace(config, sampler=default_sampler(config))
     return cast("ResolvedConfig", dataclasses.replace(config, **open_values(config, env)))

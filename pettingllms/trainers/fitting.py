@@ -20,6 +20,7 @@ and to lack what few have:
 | `cross_runs`: programs and tests that can be run on each other, `env.cross` | the roles, `"cross_runs": ("coder", "tester")` |
 | `calls`: an agent that calls others, as often as it likes | its name, `"caller": "planner_0"` |
 | `privileged`: what agents are not told, such as the right answer | nothing: it overrides `TextEnv._privileged`, or has a method `privileged_for(agent)` |
+| `demonstrations`: a solver, whose replies can be learned from | nothing: it overrides `TextEnv._demonstrate`, or has a method `demonstration_for(agent)` |
 | `judge`: an agent that says of every reply whether it is right | its name, `"judge": "judge_0"` |
 """
 
@@ -39,7 +40,6 @@ from pettingllms.trainers.difficulty import Pools
 from pettingllms.trainers.method import Method
 from pettingllms.trainers.method_names import METHODS, PARTS
 from pettingllms.trainers.per_policy import by_base, check_policy_settings, own_settings
-from pettingllms.trainers.play import check_shards
 
 
 def _parts(env: Any) -> int:
@@ -55,6 +55,12 @@ def _tells_judges(env: Any) -> bool:
     if isinstance(env, TextEnv):
         return type(env)._privileged is not TextEnv._privileged
     return hasattr(env, "privileged_for")
+
+
+def _has_solver(env: Any) -> bool:
+    if isinstance(env, TextEnv):
+        return type(env)._demonstrate is not TextEnv._demonstrate
+    return hasattr(env, "demonstration_for")
 
 
 NEEDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
@@ -95,13 +101,18 @@ NEEDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "calls": (
         lambda env: not env.metadata.get("caller"),
-        "is for an agent that calls others, and {env} names none in its metadata (debugging does, and "
+        "is for an agent that calls others, and {env} names none in its metadata (crew and debugging do, and "
         "search with --env-args.topology nested)",
     ),
     "privileged": (
         lambda env: not _tells_judges(env.unwrapped),
         "asks how likely replies are to someone who knows the solution, and {env} tells of none (coding, "
         "math, read, and search do; one of your own overrides `_privileged`)",
+    ),
+    "demonstrations": (
+        lambda env: not _has_solver(env.unwrapped),
+        "learns its reward from a solver's episodes, and {env} has no solver (plan_path, sokoban, and sudoku "
+        "do; one of your own overrides `_demonstrate`)",
     ),
     "judge": (
         lambda env: not env.metadata.get("judge"),
@@ -146,8 +157,21 @@ def check_method(
             needs, a team that it is not for, turns that no episode has, workers without shards,
             settings that a policy cannot have for itself.
     """
-    check_shards(config)
-    _check_turns(config, env)
+    if config.workers > 1 and config.tasks_per_shard is None:
+        size = max(1, config.tasks_per_step // (2 * config.workers))
+        raise ConfigError(
+            f"workers {config.workers}: a step's {config.tasks_per_step} tasks share batches, so one "
+            f"worker would play them all; give --tasks-per-shard {size}, also to the runs that are "
+            "compared with this one, because it is part of the results"
+        )
+    # Environments of other packages may not say how long an episode can be.
+    limit, _ = longest(env)
+    beyond = [turn for turn in config.turns or () if limit is not None and turn >= limit]
+    if limit is not None and beyond:
+        raise ConfigError(
+            f"train_turns: {config.env} has turns 0 to {limit - 1}, got {min(beyond)}; raise its "
+            "limit with --env-args.max_turns"
+        )
     made = Method.of(config, method)
     if type(made).advantages is Method.advantages:
         raise ConfigError(
@@ -204,20 +228,3 @@ def _check_credit(config: ResolvedConfig, method: Method) -> None:
         f"method {config.method} {why}. Use a method that has these parts "
         "(pettingllms-train --help), or join the part to dr_mas"
     )
-
-
-def _check_turns(config: ResolvedConfig, env: AnyEnv) -> None:
-    """Refuses turns that no episode has, on which nothing would be trained without a word.
-
-    Raises:
-        ConfigError: a turn of `train_turns` is not below the environment's limit.
-    """
-    # Environments of other packages may not say how long an episode can be.
-    limit, _ = longest(env)
-    if limit is None:
-        return
-    if beyond := sorted(turn for turn in config.turns or () if turn >= limit):
-        raise ConfigError(
-            f"train_turns: {config.env} has turns 0 to {limit - 1}, got {beyond[0]}; raise its "
-            "limit with --env-args.max_turns"
-        )

@@ -126,8 +126,6 @@ def check_policy_settings(
                 f"policy_settings names {policy!r}, which is no policy of the team's own; "
                 f"{did_you_mean(policy, policies)}"
             )
-        if not isinstance(overrides, Mapping):
-            raise ConfigError(f"policy_settings of {policy} must be an object, got {overrides!r}")
         # What follows from a model of its own stands there without anybody having given it.
         follows = FOLLOWING if overrides.keys() & {*DECIDING} else ()
         for name in overrides:

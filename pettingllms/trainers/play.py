@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING
 
 from pettingllms.envs.aec import clone_env
 from pettingllms.envs.several import parts_of
-from pettingllms.errors import ConfigError
 from pettingllms.rollout.engine import RolloutEngine, longest_prompts
 from pettingllms.rollout.episode import AnyEnv, tasks_of_step
 from pettingllms.rollout.shapes import RolloutShape
-from pettingllms.rollout.trajectory import Trajectory
+from pettingllms.rollout.trajectory import Trajectory, check_room
 from pettingllms.samplers.base import DEFAULT_TOKENS_PER_BATCH, Sampler
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.method import Casting
@@ -104,21 +103,6 @@ def shards(config: ResolvedConfig, tasks: Sequence[Task]) -> list[Sequence[Task]
     return [tasks[start : start + size] for start in range(0, len(tasks), size)]
 
 
-def check_shards(config: ResolvedConfig) -> None:
-    """Refuses workers that would wait for one of them.
-
-    Raises:
-        ConfigError: several workers, and no shards to divide a step's tasks into.
-    """
-    if config.workers > 1 and config.tasks_per_shard is None:
-        size = max(1, config.tasks_per_step // (2 * config.workers))
-        raise ConfigError(
-            f"workers {config.workers}: a step's {config.tasks_per_step} tasks share batches, so one "
-            f"worker would play them all; give --tasks-per-shard {size}, also to the runs that are "
-            "compared with this one, because it is part of the results"
-        )
-
-
 # ----------------------------------------------------------------------------- dynamic sampling
 # Dynamic sampling: further tasks until a step has enough groups with a signal.
 #
@@ -132,7 +116,11 @@ def check_shards(config: ResolvedConfig) -> None:
 
 
 def sampled(trainer: ATGRPO, clock: Clock) -> list[Trajectory]:
-    """Rolls out the tasks of the trainer's next step; the trainer's `batch` is 0 before and after."""
+    """Rolls out the tasks of the trainer's next step; the trainer's `batch` is 0 before and after.
+
+    Raises:
+        ConfigError: no prompt of the step leaves room for a completion in the context.
+    """
     config, trajectories = trainer.config, list[Trajectory]()
     try:
         for trainer.batch in range(config.max_num_gen_batches):
@@ -142,6 +130,7 @@ def sampled(trainer: ATGRPO, clock: Clock) -> list[Trajectory]:
                 break
     finally:
         trainer.batch = 0
+    check_room(trajectories, config.max_completion_length)
     return trajectories
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pettingllms.envs.aec import creator_of
@@ -11,6 +11,7 @@ from pettingllms.envs.several import parts_of
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.models import DEFAULT, declared_in, shipped
 from pettingllms.models.gguf import SMOLLM2, fast_bfloat16
+from pettingllms.samplers import vllm_args
 
 if TYPE_CHECKING:
     from pettingllms.trainers.config import ATGRPOConfig
@@ -74,6 +75,8 @@ def open_values(config: ATGRPOConfig, env: Any = None) -> dict[str, Any]:
     `policy_settings` among them, where the model of a policy asks for another value than the team's.
     """
     values: dict[str, Any] = {}
+    if config.sampler == vllm_args.AUTO:
+        values["sampler"] = _sampler(config)
     if config.model is None and config.embedded:
         values["model"] = _embedded_model(config, env)
         # What an environment declares for training is looked up by the name of the model, below.
@@ -94,12 +97,23 @@ def open_values(config: ATGRPOConfig, env: Any = None) -> dict[str, Any]:
     filled = {
         policy: {**_following(config, overrides, defaults, env), **overrides}
         for policy, overrides in config.policy_settings.items()
-        if isinstance(overrides, Mapping)
     }
-    settings = {**config.policy_settings, **filled}
-    if settings != config.policy_settings:
-        values["policy_settings"] = settings
-    return values
+    return values | {"policy_settings": filled}
+
+
+def _sampler(config: ATGRPOConfig) -> str:
+    """The sampler where none is chosen: vLLM if it is installed and there is an NVIDIA GPU for it.
+
+    Not for the embedded model, which is too small to gain from it, nor for a base in 4 bits,
+    which vLLM would sample from unquantized.
+    """
+    # Decided without an import of torch where possible: settings are read long before a model is.
+    chosen = config.embedded or config.load_in_4bit or config.device not in ("auto", "cuda")
+    if chosen or not vllm_args.installed():
+        return "transformers"
+    import torch
+
+    return "vllm" if torch.cuda.is_available() else "transformers"
 
 
 def _embedded_model(config: ATGRPOConfig, env: Any) -> str:
@@ -108,8 +122,7 @@ def _embedded_model(config: ATGRPOConfig, env: Any) -> str:
     Raises:
         ConfigError: several environments have different ones.
     """
-    parts = parts_of(creator_of(config.env) if env is None else env)
-    models = [getattr(_kind(config, part), "embedded_model", DEFAULT) for part in parts]
+    models = [getattr(kind, "embedded_model", DEFAULT) for kind in _kinds(config, env)]
     if len(distinct := list(dict.fromkeys(models))) > 1:
         raise ConfigError(
             f"model: the environments {config.env} have different default models ({', '.join(distinct)}); "
@@ -128,11 +141,14 @@ def _fitted(config: ATGRPOConfig) -> bool:
     return config.embedded or config.model == SMOLLM2
 
 
-def _kind(config: ATGRPOConfig, env: Any) -> Any:
-    """The class of the environment, of the one that the settings name where `env` is None."""
-    maker = creator_of(config.env) if env is None else env
+def _kinds(config: ATGRPOConfig, env: Any) -> list[Any]:
+    """What has the declarations of the environment, or of each of several.
+
+    Of those that the settings name where `env` is None.
+    """
+    makers = parts_of(creator_of(config.env) if env is None else env)
     # A maker may be a `functools.partial` of the class that has the declarations.
-    return getattr(maker, "func", maker) if callable(maker) else maker.unwrapped
+    return [getattr(make, "func", make) if callable(make) else make.unwrapped for make in makers]
 
 
 def _declared(
@@ -163,25 +179,21 @@ def _following(
     return {name: values[name] for name in names if values[name] != defaults[name]}
 
 
-def _largest(values: Sequence[Any]) -> Any:
-    return max((value for value in values if value is not None), default=None)
-
-
 def preset(config: ATGRPOConfig, env: Any = None) -> dict[str, Any]:
     """The values of all settings that follow from the model and the environment."""
     if _fitted(config):
-        parts = parts_of(creator_of(config.env) if env is None else env)
-        if len(parts) > 1:
+        [kind, *others] = _kinds(config, env)
+        if others:
             # The longest replies, and the most steps, that any of them needs.
-            presets = [preset(config, part) for part in parts]
-            return {name: _largest([values[name] for values in presets]) for name in presets[0]}
-        env_class = _kind(config, parts[0])
-        declared, overrides = _declared(config, env_class, "_training")
+            presets = [preset(config, one) for one in (kind, *others)]
+            given = {n: [v for p in presets if (v := p[n]) is not None] for n in presets[0]}
+            return {name: max(values, default=None) for name, values in given.items()}
+        declared, overrides = _declared(config, kind, "_training")
         base = EMBEDDED if config.embedded else SMALL
         for name in overrides:
             if name not in base:
                 hint = did_you_mean(name, base)
-                raise ConfigError(f"{declared} of {env_class}: unknown setting {name!r}; {hint}")
+                raise ConfigError(f"{declared} of {kind}: unknown setting {name!r}; {hint}")
         defaults = base | dict(overrides)
         if config.full:
             defaults["learning_rate"] /= 10

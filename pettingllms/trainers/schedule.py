@@ -8,46 +8,46 @@ fallen as far at the end, however many steps that took.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import get_scheduler
 
+from pettingllms.policies.policy_set import PolicySet
 from pettingllms.trainers.config import ResolvedConfig
+from pettingllms.trainers.method import Method
+from pettingllms.trainers.per_policy import trained_settings
 
 
 def optimization(
-    settings: Mapping[str, ResolvedConfig],
-    parameters: Mapping[str, Iterable[torch.nn.Parameter]],
-    updates: Mapping[str, int],
-) -> tuple[dict[str, torch.optim.AdamW], dict[str, Any]]:
-    """Each policy's optimizer, and the schedule of its learning rate.
+    run: ResolvedConfig, policies: PolicySet, method: Method
+) -> tuple[dict[str, ResolvedConfig], dict[str, int], dict[str, torch.optim.AdamW], dict[str, Any]]:
+    """What an update needs of each trained policy.
 
-    Args:
-        settings: policy -> its settings.
-        parameters: policy -> what it trains.
-        updates: policy -> its optimizer steps in the whole run, over which its learning rate falls.
+    Returns:
+        The policies' settings, their optimizer steps in the whole run (over which the learning rate falls), their
+        optimizers, and their schedules.
     """
+    roles = policies.roles_to_policies
+    settings = trained_settings(run, roles)
+    updates = {policy: method.updates(policy, roles, tuple(settings)) for policy in settings}
     optimizers = {
         policy: torch.optim.AdamW(
-            trained,
-            lr=settings[policy].learning_rate,
-            betas=(settings[policy].adam_beta1, settings[policy].adam_beta2),
-            weight_decay=settings[policy].weight_decay,
+            policies.parameters(policy),
+            lr=config.learning_rate,
+            betas=(config.adam_beta1, config.adam_beta2),
+            weight_decay=config.weight_decay,
         )
-        for policy, trained in parameters.items()
+        for policy, config in settings.items()
     }
-    return optimizers, {
+    schedulers = {
         policy: get_scheduler(
-            settings[policy].lr_scheduler_type,
-            optimizer,
-            settings[policy].warmup_steps,
-            updates[policy],
+            config.lr_scheduler_type, optimizers[policy], config.warmup_steps, updates[policy]
         )
-        for policy, optimizer in optimizers.items()
+        for policy, config in settings.items()
     }
+    return settings, updates, optimizers, schedulers
 
 
 def last_step(config: ResolvedConfig, step: int, tokens: int) -> int:

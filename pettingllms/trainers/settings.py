@@ -109,7 +109,7 @@ _KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true o
 def normalized(field: dataclasses.Field[Any], value: Any) -> Any:
     """The value of a setting in the one form in which it is compared and saved.
 
-    An object is a dict, also where its JSON was given; other values are as `as_text` has them.
+    An object is a dict, also where its JSON was given; other values are as they would be typed.
 
     Raises:
         ConfigError: an object that JSON cannot hold.
@@ -122,10 +122,10 @@ def normalized(field: dataclasses.Field[Any], value: Any) -> Any:
         if field.name == "chat_template_kwargs" and (taken := sorted(TEMPLATE & arguments.keys())):
             raise ConfigError(f"chat_template_kwargs: {taken[0]} is set here; leave it out")
         return arguments
-    return as_text(field.name, value)
+    return _as_text(field.name, value)
 
 
-def as_text(name: str, value: Any) -> Any:
+def _as_text(name: str, value: Any) -> Any:
     """The value of a setting as it would be typed: paths, lists and maps of roles as text.
 
     Rows of a data set become a file, and its path is the setting.
@@ -180,87 +180,3 @@ def _finite(text: str) -> float:
     if not math.isfinite(value := float(text)):
         raise ValueError(f"{text} is beyond the numbers of this machine")
     return value
-
-
-def whole_numbers(name: str, text: str) -> frozenset[int]:
-    """Reads `0,2`.
-
-    Raises:
-        ConfigError: not whole numbers from 0; names the setting.
-    """
-    words = [word.strip() for word in text.split(",")]
-    # `isdigit` alone is true of superscripts, which `int` refuses.
-    if not all(word.isascii() and word.isdigit() for word in words):
-        raise ConfigError(f"{name} must be whole numbers from 0, as in 0,1, got {text!r}")
-    return frozenset(map(int, words))
-
-
-def check_loss(settings: Any) -> None:
-    """Refuses options of a loss that do not go together.
-
-    Raises:
-        ConfigError: names both, and what goes.
-    """
-    loss, high = settings.loss_type, settings.epsilon_high
-    if settings.importance_sampling_level == "sequence" and loss not in ("grpo", "sapo"):
-        # One ratio for a completion, counted once a token: long completions would weigh more.
-        raise ConfigError(
-            f"importance_sampling_level=sequence goes with loss_type grpo or sapo, got {loss}, "
-            "which averages over tokens"
-        )
-    if settings.loss_norm == "roots" and loss not in ("grpo", "sapo", "dr_grpo"):
-        raise ConfigError(
-            "loss_norm=roots goes with loss_type grpo, sapo or dr_grpo, which average over "
-            f"completions, got {loss}, which averages over tokens"
-        )
-    if loss == "cispo" and high is not None and high < 1:
-        raise ConfigError(
-            f"epsilon_high is the largest ratio itself with loss_type cispo, at least 1, got {high}"
-        )
-    low, top = (getattr(settings, f"vllm_importance_sampling_clip_{end}") for end in ("min", "max"))
-    if low is not None and top is not None and low >= top:
-        raise ConfigError(
-            f"vllm_importance_sampling_clip_min must be below vllm_importance_sampling_clip_max, got "
-            f"{low} and {top}"
-        )
-    if settings.vllm_importance_sampling_correction and (settings.num_iterations or 1) > 1:
-        # A later step has other weights, whose ratio to the sampler's is no error of the sampler.
-        raise ConfigError(
-            "vllm_importance_sampling_correction goes with num_iterations 1, got "
-            f"{settings.num_iterations}"
-        )
-
-
-def check_scale(settings: Any) -> None:
-    """Compares the settings of `--workers` with each other.
-
-    Raises:
-        ConfigError: workers that would have nothing to do, or cannot sample.
-    """
-    if settings.max_num_gen_batches > 1 and settings.max_staleness:
-        raise ConfigError(
-            f"max_num_gen_batches {settings.max_num_gen_batches} with max_staleness: whether a step samples more is "
-            "known only when all of it has been played; leave max_staleness out"
-        )
-    if settings.difficulty_pools and settings.max_staleness:
-        raise ConfigError(
-            "difficulty_pools with max_staleness: what a step plays follows from the success of the one before, "
-            "which is played at the same time; leave max_staleness out"
-        )
-    if not settings.workers:
-        if settings.ray_address is not None:
-            raise ConfigError(
-                f"ray_address {settings.ray_address} without workers: everything would run in this "
-                "process; give --workers as well"
-            )
-        if settings.max_staleness:
-            raise ConfigError(
-                f"max_staleness {settings.max_staleness} without workers: one process plays and "
-                "updates in turns; give --workers as well"
-            )
-        return
-    if settings.api_base is not None:
-        raise ConfigError(
-            f"workers {settings.workers} with api_base {settings.api_base}: the replies of a model "
-            "behind an API are counted and kept by one process; leave --workers out"
-        )

@@ -90,11 +90,11 @@ def read_run(run: Path) -> SharedRun:
     return SharedRun(run, config, roles, table, adapters)
 
 
-def check_shareable(config: ATGRPOConfig) -> None:
-    """Refuses full models.
+def check_shareable(config: ATGRPOConfig, name: str | None = None) -> None:
+    """Refuses full models and, where it is named, a repository that cannot be uploaded to.
 
     Raises:
-        ConfigError: the policies of the run are no adapters.
+        ConfigError: nothing could be shared as `hub:NAME`, or at all.
     """
     settings = config.policy_settings.values()
     if config.full or any(policy.get("full") for policy in settings):
@@ -102,16 +102,8 @@ def check_shareable(config: ATGRPOConfig) -> None:
             "adapters are shared, and policies of this run are full models; upload the folder "
             "of each with `hf upload NAME FOLDER`"
         )
-
-
-def check_push(config: ATGRPOConfig, name: str) -> None:
-    """Refuses what could not be shared as `hub:NAME` once it is trained.
-
-    Raises:
-        ConfigError: full models, or a repository that cannot be uploaded to.
-    """
-    check_shareable(config)
-    check_target(name)
+    if name is not None:
+        check_target(name)
 
 
 def write_shared(shared: SharedRun, folder: Path, to: str) -> None:

@@ -4,31 +4,20 @@ from __future__ import annotations
 
 import _thread
 import atexit
-import bisect
 import builtins
-import collections
 import contextlib
-import copy
-import datetime
 import errno
 import functools
-import heapq
+import importlib
 import io
-import itertools
 import json
 import linecache
-import math
-import operator
 import os
-import random
 import re
-import statistics
-import string
 import sys
 import threading
 import traceback
 import types
-import typing
 from collections.abc import Callable
 from typing import IO, Any, NamedTuple, NoReturn
 
@@ -46,25 +35,25 @@ _DISPLAY = sys.__excepthook__
 _CLASS_NAME: Any = vars(type)["__name__"]
 """Unlike `__name__`, it runs no code of a metaclass."""
 _TRACEBACK_CHARS = 1 << 16
-_SUGGESTED_FOR = ("NameError", "AttributeError")
+_SUGGESTED_FOR = re.compile("NameError|AttributeError")
 _PROCESS_CALLS = ("execv", "execve", "fork", "forkpty", "posix_spawn", "posix_spawnp", "system")
-_PROCESS_MODULES = ("subprocess", "multiprocessing", "concurrent.futures.process")
+_PROCESS_MODULE = re.compile(r"subprocess|multiprocessing|concurrent\.futures\.process")
 _NO_PROCESSES = "new processes are not allowed in this sandbox"
 _REASONS = {errno.EPERM: FORBIDDEN, errno.EAGAIN: PROCESSES, errno.EFBIG: OUTPUT}
 # What LeetCode's own judge and LiveCodeBench's harness import for every solution, in their order;
 # models leave these imports out. Builtins stay, and streams are those of the program.
-_STARRED = [string, re, datetime, collections, heapq, bisect, copy, math, random, statistics]
-_STARRED += [itertools, functools, operator, io, json, typing]
+_STARRED = """string re datetime collections heapq bisect copy math random statistics itertools
+    functools operator io json typing"""
+_MODULES = [importlib.import_module(name) for name in _STARRED.split()]
 _CALL_NAMES: dict[str, Any] = {
     name: getattr(module, name)
-    for module in _STARRED
+    for module in _MODULES
     for name in getattr(module, "__all__", vars(module))
     if name[0] != "_" and not hasattr(builtins, name)
-} | {module.__name__: module for module in (*_STARRED, sys)}
-
-
+} | {module.__name__: module for module in (*_MODULES, sys)}
 Streams = tuple[IO[Any], ...]
 """Standard input, output and error."""
+_REHEARSALS, _SMALL = 20, b"x = [1]\nprint(len(x))\n"
 
 
 class ProgramExit(NamedTuple):
@@ -74,14 +63,7 @@ class ProgramExit(NamedTuple):
     reason: int
 
 
-_REHEARSALS, _SMALL = 20, b"x = [1]\nprint(len(x))\n"
 SUCCESS = ProgramExit(0, FINE)
-
-
-# As PEP 263 has it: in one of the first two lines, the first of which is blank or a comment.
-_COOKIE = re.compile(
-    rb"(?:\xef\xbb\xbf)?(?:[ \t\f]*(?:#[^\r\n]*)?\r?\n)?[ \t\f]*#[^\r\n]*?coding[:=][ \t]*([-\w.]+)"
-)
 
 
 class NoResult(Exception):
@@ -91,7 +73,7 @@ class NoResult(Exception):
 def try_compile(text: bytes) -> tuple[types.CodeType | None, ProgramExit]:
     """The program's code object, or None and how its compilation failed."""
     try:
-        return compile(_source(text), FILE_NAME, "exec", dont_inherit=True), SUCCESS
+        return compile(text, FILE_NAME, "exec", dont_inherit=True), SUCCESS
     except BaseException as error:  # noqa: BLE001 - a program may break the compiler in any way
         if isinstance(error, SyntaxError) and error.text is None:
             # The compiler's later stages look for the line in a file.
@@ -101,29 +83,13 @@ def try_compile(text: bytes) -> tuple[types.CodeType | None, ProgramExit]:
 
 def prepare(text: bytes) -> None:
     """Let tracebacks and `inspect` show the program's lines."""
-    try:
-        source = _source(text)
-    except SyntaxError:
-        return  # the compiler says so
-    # Without a newline at the end of the last line, the marks below it would be misplaced.
-    ended = source if source.endswith("\n") else f"{source}\n"
-    linecache.cache[FILE_NAME] = (len(source), None, ended.splitlines(True), FILE_NAME)
-
-
-def _source(text: bytes) -> str:
-    """The text of a program, in the encoding that it declares.
-
-    Raises:
-        SyntaxError: in the interpreter's words; there is no such encoding, or it does not fit.
-    """
-    cookie = _COOKIE.match(text)
-    if cookie is None:
-        return text.decode("utf-8", "surrogatepass").removeprefix("\ufeff")
-    name = cookie[1].decode("ascii")
-    try:
-        return text.decode(name).removeprefix("\ufeff")
-    except (LookupError, ValueError):
-        raise SyntaxError(f"encoding problem: {name}") from None
+    with contextlib.suppress(UnicodeDecodeError):  # the compiler says so
+        # As it travels, whatever encoding the program declares: the model sees what it wrote.
+        source = text.decode().removeprefix("\ufeff")
+        # Without a newline at the end of the last line, the marks below it would be misplaced.
+        ended = source if source.endswith("\n") else f"{source}\n"
+        lines = io.StringIO(ended, newline=None).readlines()
+        linecache.cache[FILE_NAME] = (len(text), None, lines, FILE_NAME)
 
 
 def open_streams() -> Streams:
@@ -134,16 +100,11 @@ def open_streams() -> Streams:
         (1, "stdout", "w", "surrogateescape"),
         (2, "stderr", "w", "backslashreplace"),
     ):
-        stream = open(  # noqa: SIM115
-            fd, mode, encoding="utf-8", errors=errors, newline="\n", closefd=False
-        )
-        if isinstance(stream, io.TextIOWrapper):
-            stream.buffer.raw.name = f"<{name}>"
-            stream.mode = mode  # type: ignore[misc]
-            if fd == 2:
-                stream.reconfigure(line_buffering=True)
-        setattr(sys, name, stream)
-        setattr(sys, f"__{name}__", stream)
+        buffer: Any = open(fd, f"{mode}b", closefd=False)  # noqa: SIM115
+        buffer.raw.name = f"<{name}>"
+        stream = io.TextIOWrapper(buffer, "utf-8", errors, "\n", line_buffering=fd == 2)
+        stream.mode = mode  # type: ignore[misc]
+        vars(sys).update({name: stream, f"__{name}__": stream})
         opened.append(stream)
     return tuple(opened)
 
@@ -158,18 +119,13 @@ def execute(code: types.CodeType, call: bytes, value_fd: int, streams: Streams) 
     if call:
         space.update(_CALL_NAMES)
     sys.modules[module.__name__] = module
-    outcome = _guard(functools.partial(_play, code, space, call, value_fd))
+    outcomes = [_guard(functools.partial(_play, code, space, call, value_fd))]
     # An executor ends its threads in a hook that `threading` calls.
     threads = _thread._count() > 0 or "concurrent.futures.thread" in sys.modules
-    endings: list[Callable[[], object]] = [_END_THREADS] if threads else []
     # As the interpreter ends: output is flushed before globals go, which replaced streams may use.
-    endings += [atexit._run_exitfuncs, _flush, functools.partial(_clear, space)]
-    endings.append(functools.partial(_flush_first, streams))
-    for ending in endings:
-        ended = _guard(ending)
-        if outcome.exit_code == 0:
-            outcome = ended
-    return outcome
+    endings = [atexit._run_exitfuncs, _flush, lambda: _clear(space), lambda: _flush_first(streams)]
+    outcomes += map(_guard, [_END_THREADS, *endings] if threads else endings)
+    return next((outcome for outcome in outcomes if outcome.exit_code), SUCCESS)
 
 
 def rehearse() -> None:
@@ -189,12 +145,7 @@ def rehearse() -> None:
 def _play(code: types.CodeType, space: dict[str, Any], call: bytes, value_fd: int) -> None:
     exec(code, space)  # noqa: S102 - the purpose of this module
     if call:
-        value = _call(space, call)
-        data = value.encode("utf-8", "surrogatepass")
-        with memoryview(data) as view:
-            sent = 0
-            while sent < len(view):
-                sent += _write(value_fd, view[sent:])
+        _write_all(value_fd, _call(space, call).encode("utf-8", "surrogatepass"))
 
 
 def _call(space: dict[str, Any], call: bytes) -> str:
@@ -212,14 +163,12 @@ def _call(space: dict[str, Any], call: bytes) -> str:
         raise NoResult(f"{name} returned something that JSON cannot express: {error}") from None
 
 
-def _function(space: dict[str, Any], name: str) -> Callable[..., object]:
-    solution = space.get("Solution")
-    candidate = space.get(name)
+def _function(space: dict[str, Any], name: str) -> Any:
+    solution, function = space.get("Solution"), space.get(name)
     if isinstance(solution, type) and hasattr(solution, name):
-        candidate = getattr(solution(), name)
-    if not callable(candidate):
+        function = getattr(solution(), name)
+    if not callable(function):
         raise NoResult(f"the program defines no function {name!r} and no Solution.{name}")
-    function: Callable[..., object] = candidate
     return function
 
 
@@ -235,14 +184,12 @@ def _guard(action: Callable[[], object]) -> ProgramExit:
 
 
 def _exit_code(stop: SystemExit) -> int:
-    if stop.code is None:
-        return 0
     if isinstance(stop.code, int):
         # By methods of `int` itself: the code may be of a class of the program's own.
-        fits = int.bit_length(stop.code) < 64
-        return int.__and__(stop.code, 0xFF) if fits else 0xFF
-    _say(f"{stop.code}\n")
-    return 1
+        return int.__and__(stop.code, 0xFF) if int.bit_length(stop.code) < 64 else 0xFF
+    if stop.code is not None:
+        _say(f"{stop.code}\n")
+    return 0 if stop.code is None else 1
 
 
 def refuse_processes() -> None:
@@ -263,29 +210,25 @@ def show_lines() -> None:
 
     The interpreter looks for these in a file, and the program is in none.
     """
-    for module, name, hook in (
-        (threading, "excepthook", _show_of_thread),
-        (sys, "unraisablehook", _show_ignored),
-    ):
-        setattr(module, name, hook)
-        setattr(module, f"__{name}__", hook)
+    threading.excepthook = threading.__excepthook__ = _show_of_thread
+    sys.unraisablehook = sys.__unraisablehook__ = _show_ignored
 
 
-def _show_of_thread(error: threading.ExceptHookArgs, /) -> None:
-    if error.exc_type is not SystemExit and error.exc_value is not None and sys.stderr is not None:
+def _show_of_thread(error: Any, /) -> None:
+    if error.exc_type is not SystemExit:
         name = error.thread.name if error.thread is not None else _thread.get_ident()
-        error.exc_value.__traceback__ = error.exc_traceback
-        sys.stderr.write(f"Exception in thread {name}:\n{_render(error.exc_value)}")
-        sys.stderr.flush()
+        _show(f"Exception in thread {name}:\n", error, chain=True)
 
 
 def _show_ignored(error: Any, /) -> None:
+    about = ":" if error.object is None else f": {error.object!r}"
+    _show(f"{error.err_msg or 'Exception ignored in'}{about}\n", error, chain=False)
+
+
+def _show(heading: str, error: Any, chain: bool) -> None:
     if sys.stderr is not None:
-        about = ":" if error.object is None else f": {error.object!r}"
-        lines = traceback.format_exception(
-            error.exc_type, error.exc_value, error.exc_traceback, chain=False
-        )
-        sys.stderr.write(f"{error.err_msg or 'Exception ignored in'}{about}\n{''.join(lines)}")
+        shown = error.exc_value.with_traceback(error.exc_traceback)
+        sys.stderr.write(heading + _render(shown, chain))
         sys.stderr.flush()
 
 
@@ -298,16 +241,14 @@ def report(error: BaseException) -> ProgramExit:
     reason = FINE
     try:
         # An exception of the program's own class may raise another one wherever it is looked at.
-        wanted_process = isinstance(error, OSError) and _is_inside(error, _PROCESS_MODULES)
+        wanted_process = isinstance(error, OSError) and _wanted_process(error)
         reason = PROCESSES if wanted_process else _reason(error)
         error.__traceback__ = _own_lines(error.__traceback__)
         hook = sys.excepthook
-        if isinstance(error, NoResult):
-            _say(f"{error}\n")
-        elif hook is not _DISPLAY:
+        if hook is not _DISPLAY and not isinstance(error, NoResult):
             hook(type(error), error, error.__traceback__)
         else:
-            _say(_render(error))
+            _say(f"{error}\n" if isinstance(error, NoResult) else _render(error))
         if wanted_process:
             _say(f"{_NO_PROCESSES}\n")
     except BaseException:  # noqa: BLE001 - out of memory, or an exception that cannot be shown
@@ -326,46 +267,39 @@ def _reason(error: BaseException) -> int:
     return FINE
 
 
-def _render(error: BaseException) -> str:
+def _render(error: BaseException, chain: bool = True) -> str:
     """The text that plain Python prints.
 
     Before 3.13, its "Did you mean" is known only to the interpreter's own display (3.12's is a
     question mark longer), which in turn finds no source lines here, as the program is in no file.
     """
-    text = "".join(traceback.format_exception(error))
-    if sys.version_info < (3, 13) and any(word in text for word in _SUGGESTED_FOR):
-        stream, sys.stderr = sys.stderr, io.StringIO()
-        try:
+    text = "".join(traceback.format_exception(error, chain=chain))
+    if sys.version_info < (3, 13) and chain and _SUGGESTED_FOR.search(text):
+        with contextlib.redirect_stderr(io.StringIO()) as printed:
             _DISPLAY(type(error), error, error.__traceback__)
-            printed = sys.stderr.getvalue()
-        finally:
-            sys.stderr = stream
-        for line in printed.splitlines():
+        for line in printed.getvalue().splitlines():
             plain = re.sub(r"\. Did you mean: .*|(?<=')\?$", "", line)
             text = text.replace(f"{plain}\n", f"{line}\n")
     return text
 
 
-def _is_inside(error: BaseException, modules: tuple[str, ...]) -> bool:
-    """Tell whether code of one of these modules was running when `error` was raised."""
-    names = (frame.f_globals.get("__name__") for frame, _ in traceback.walk_tb(error.__traceback__))
-    return any(isinstance(name, str) and name.startswith(modules) for name in names)
+def _wanted_process(error: BaseException) -> bool:
+    """Tell whether a library that makes processes was at work when `error` was raised."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    names = [str(frame.f_globals.get("__name__")) for frame in frames]
+    return any(map(_PROCESS_MODULE.match, names))
 
 
 def _own_lines(trace: types.TracebackType | None) -> types.TracebackType | None:
-    """The traceback without the frames of ours, which are its first and perhaps its last."""
-    while trace is not None and _is_ours(trace):
+    """The traceback without the frames of ours."""
+    first = last = None
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename != OWN_NAME:
+            first, last = first or trace, trace
+        elif last is not None:
+            last.tb_next = trace.tb_next
         trace = trace.tb_next
-    last = trace
-    while last is not None and last.tb_next is not None:
-        if _is_ours(last.tb_next):
-            last.tb_next = None
-        last = last.tb_next
-    return trace
-
-
-def _is_ours(trace: types.TracebackType) -> bool:
-    return trace.tb_frame.f_code.co_filename == OWN_NAME
+    return first
 
 
 def _say(text: str) -> None:
@@ -375,24 +309,30 @@ def _say(text: str) -> None:
         text = f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"
     if sys.stderr is not None:
         sys.stderr.flush()
-    data = text.encode("utf-8", "backslashreplace")
-    while data:
-        data = data[_write(2, data) :]
+    _write_all(2, text.encode("utf-8", "backslashreplace"))
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[_write(fd, left) :]
 
 
 def _clear(space: dict[str, Any]) -> None:
     """Drop the program's globals as the interpreter does at exit, private names first."""
-    for private in (True, False):
-        for name in [name for name in space if name.startswith("_") is private]:
-            # Destructors of what is dropped may still need it.
-            if name != "__builtins__":
-                space[name] = None
+    for name in sorted(space, key=lambda name: not str(name).startswith("_")):
+        if name != "__builtins__":  # destructors of what is dropped may still need it
+            space[name] = None
 
 
 def _flush() -> None:
     """Flush what `print` writes to now, if it is still there."""
-    for stream in (getattr(sys, "stdout", None), getattr(sys, "stderr", None)):
-        if stream is not None and not _is_closed(stream):
+    for name in ("stdout", "stderr"):
+        stream: Any = getattr(sys, name, None)
+        closed = stream is None
+        with contextlib.suppress(Exception):  # a program's own stream need not know
+            closed = stream.closed
+        if not closed:
             stream.flush()
 
 
@@ -402,10 +342,3 @@ def _flush_first(streams: Streams) -> None:
         # Closed or detached: there is nothing to flush.
         with contextlib.suppress(ValueError):
             stream.flush()
-
-
-def _is_closed(stream: IO[Any]) -> bool:
-    try:
-        return bool(stream.closed)
-    except Exception:  # noqa: BLE001 - a program's own stream need not know
-        return False

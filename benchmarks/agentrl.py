@@ -1,0 +1,228 @@
+"""Does one scale for each environment help a shared policy that learns two? `--method agentrl` beside `at_grpo`.
+
+    python -m benchmarks.agentrl [--minutes N] [--dry-run]
+
+One policy plays all roles of coding in one turn (two long replies an episode) and of Plan-Path in eight (up to sixteen short ones), half
+of the tasks each, from `embedded:parts`. A training goes on until it has both `TOKENS` and `UPDATES`, at each of which its weights are
+read, as in `benchmarks.claims`. The rate of each arm is the one of `RATES` with which the seed `TUNING` solves the most
+validation tasks, the mean of both environments; the seeds `SEEDS` play 200 test tasks of each. Finished cells are kept in
+`results/agentrl.json` and not repeated. One core, a CPU-minute a cell.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from benchmarks.claims.cells import FIXED, READINGS, trained
+from benchmarks.evidence import Table, estimate, gain_over_seeds, revision, shown, solved_digits
+from benchmarks.options import Options
+from pettingllms.envs import make
+from pettingllms.envs.aec import creator_of
+from pettingllms.envs.several import Weighted, text_of
+from pettingllms.evaluation import roles_of
+from pettingllms.evaluation.chunks import Sampling, chunks
+from pettingllms.evaluation.report import as_text
+from pettingllms.evaluation.rollouts import roll_out
+from pettingllms.models import PARTS
+from pettingllms.policies.loading import load_policies
+from pettingllms.policies.policy_set import PolicySet
+from pettingllms.policies.roles import parse_policies
+from pettingllms.runs import versions
+from pettingllms.trainers import presets
+from pettingllms.trainers.at_grpo import ATGRPO
+from pettingllms.trainers.config import ATGRPOConfig
+from pettingllms.types import Task
+
+RESULTS = Path(__file__).parent / "results" / "agentrl.json"
+SHORT, LONG = "coding", "plan_path"
+ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
+    SHORT: {**creator_of(SHORT).embedded_parts, "max_turns": 1},
+    LONG: creator_of(LONG).embedded_parts,
+}
+ARMS = ("at_grpo", "agentrl")
+BASE = "base"
+RATES = (2e-3, 4e-3)
+TUNING, SEEDS = 40, (41, 42, 43)
+TOKENS, UPDATES = 90_000, 10
+VALIDATION_TASKS, TEST_TASKS = 100, 200
+SETTINGS: Mapping[str, Any] = {
+    **presets.EMBEDDED,
+    **FIXED,
+    "env": text_of({name: Weighted(name, 1.0) for name in ARGUMENTS}),
+    "policies": "shared",
+    "model": str(PARTS),
+    "tasks_per_step": 16,
+}
+
+
+class Cell(NamedTuple):
+    """A training, or the untrained base, whose rate is 0."""
+
+    arm: str
+    rate: float
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Names it in the results."""
+        return f"{self.arm}/{self.rate:g}/{self.seed}"
+
+
+def trainer_of(cell: Cell) -> ATGRPO:
+    """The trainer of a cell, before its first step."""
+    method = ARMS[0] if cell.arm == BASE else cell.arm
+    changes = {"method": method, "learning_rate": cell.rate or RATES[0], "seed": cell.seed}
+    config = ATGRPOConfig(**{**SETTINGS, **changes})
+    env = make(config.env, **ARGUMENTS)
+    policies = load_policies(PARTS, parse_policies(config.policies, roles_of(env)), seed=cell.seed)
+    return ATGRPO(config, env, policies)
+
+
+def played(policies: PolicySet, seed: int) -> dict[str, str]:
+    """Environment -> a digit for each held-out task, 1 where the team solved it, sampled."""
+    split, count = ("val", VALIDATION_TASKS) if seed == TUNING else ("test", TEST_TASKS)
+    tasks = [Task(f"{split}:{number}", number) for number in range(count)]
+    sampling, solved = Sampling(SETTINGS["max_completion_length"], seed=seed), dict[str, str]()
+    for name, arguments in ARGUMENTS.items():
+        env = make(name, split=split, **arguments)
+        seats = {role: policies.policy_for(role) for role in roles_of(env)}
+        with ThreadPoolExecutor(1) as pool:
+            episodes = [
+                episode
+                for chunk in chunks(tasks, sampling)
+                for episode in roll_out(env, policies, seats, pool, chunk, sampling)
+            ]
+        solved[name] = solved_digits(episodes)
+    return solved
+
+
+def measured(cell: Cell) -> dict[str, Any]:
+    """Trains and plays a cell."""
+    torch.set_num_threads(1)
+    started, trainer = os.times(), trainer_of(cell)
+    result: dict[str, Any] = {"revision": revision()}
+    if cell.arm == BASE:
+        result["solved"] = played(trainer.policies, cell.seed)
+    else:
+        readings, _ = trained(trainer, TOKENS, UPDATES)
+        digits: dict[int, dict[str, str]] = {}
+        for name, reading in readings.items():
+            if reading.steps not in digits:
+                for policy, state in reading.state.items():
+                    trainer.policies.load_state(policy, state)
+                digits[reading.steps] = played(trainer.policies, cell.seed)
+            result[name] = {
+                "steps": reading.steps,
+                "tokens": reading.tokens,
+                "solved": digits[reading.steps],
+            }
+    return result | {"cpu_s": round(sum(os.times()[:4]) - sum(started[:4]))}
+
+
+def success(digits: Mapping[str, str]) -> float:
+    """The mean of both environments."""
+    return float(np.mean([text.count("1") / len(text) for text in digits.values()]))
+
+
+def chosen_rate(cells: Mapping[str, Any], arm: str) -> float | None:
+    """The rate that solves the most validation tasks at equal tokens; None while one is missing."""
+    names = {rate: Cell(arm, rate, TUNING).name for rate in RATES}
+    if any(name not in cells for name in names.values()):
+        return None
+    return max(RATES, key=lambda rate: success(cells[names[rate]]["tokens"]["solved"]))
+
+
+def missing(cells: Mapping[str, Any]) -> list[Cell]:
+    """The cells that can be named now and are not finished."""
+    return [cell for cell in _wanted(cells) if cell.name not in cells]
+
+
+def _wanted(cells: Mapping[str, Any]) -> Iterator[Cell]:
+    for rate in RATES:
+        yield from (Cell(arm, rate, TUNING) for arm in ARMS)
+    yield Cell(BASE, 0.0, SEEDS[0])
+    rates = {arm: chosen_rate(cells, arm) for arm in ARMS}
+    for seed in SEEDS:
+        yield from (Cell(arm, rate, seed) for arm, rate in rates.items() if rate is not None)
+
+
+def table(results: Mapping[str, Any]) -> Table:
+    """Success in each environment, and what one scale for each adds, over seeds and tasks."""
+    cells, rows = results["cells"], list[list[str]]()
+    rates = {arm: chosen_rate(cells, arm) or 0.0 for arm in ARMS}
+    for reading in READINGS:
+        for env in ARGUMENTS:
+            runs = {
+                arm: [cells[Cell(arm, rate, seed).name][reading] for seed in SEEDS]
+                for arm, rate in rates.items()
+            }
+            solved = {
+                arm: np.array([[float(d) for d in run["solved"][env]] for run in several])
+                for arm, several in runs.items()
+            }
+            before = cells[Cell(BASE, 0.0, SEEDS[0]).name]["solved"][env]
+            base = estimate(np.array([[float(digit) for digit in before]]))
+            gain = gain_over_seeds(solved[ARMS[1]] - solved[ARMS[0]])
+            steps = {arm: f"{np.mean([r['steps'] for r in its]):.0f}" for arm, its in runs.items()}
+            rows.append(
+                [
+                    f"equal {reading}",
+                    f"`{env}`",
+                    shown(base),
+                    *(shown(estimate(solved[arm])) for arm in ARMS),
+                    f"{gain.mean:+.2f} [{gain.low:+.2f}, {gain.high:+.2f}]",
+                    ", ".join(steps.values()),
+                ]
+            )
+    arms = (f"`{arm}`, rate {rate:g}" for arm, rate in rates.items())
+    return ["", "environment", BASE, *arms, "difference", "updates"], rows
+
+
+def sweep(results: Mapping[str, Any]) -> Table:
+    """Success on validation tasks at equal tokens, by rate, of the seed for tuning."""
+    rows = []
+    for arm in ARMS:
+        for rate in RATES:
+            digits = results["cells"][Cell(arm, rate, TUNING).name]["tokens"]["solved"]
+            shares = [f"{text.count('1') / len(text):.2f}" for text in digits.values()]
+            rows.append([f"`{arm}`", f"{rate:g}", *shares, f"{success(digits):.2f}"])
+    return ["method", "rate", *(f"`{env}`" for env in ARGUMENTS), "mean"], rows
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measures what is missing."""
+    parser = Options(__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=60.0, help="begin no cell after so long")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--dry-run", action="store_true", help="print the cells that are due")
+    options = parser.parse_args(argv)
+    cells = json.loads(options.out.read_text())["cells"] if options.out.exists() else {}
+    if options.dry_run:
+        print("\n".join(cell.name for cell in missing(cells)))
+        return
+    until = time.monotonic() + 60 * options.minutes
+    while (due := missing(cells)) and time.monotonic() < until:
+        print(due[0].name, flush=True)
+        record = cells[due[0].name] = measured(due[0])
+        print({key: value for key, value in record.items() if key != "solved"}, flush=True)
+        shown_settings = {**SETTINGS, "model": PARTS.name, "learning_rate": RATES}
+        settings = {**shown_settings, "arguments": ARGUMENTS, "tuning": TUNING, "seeds": SEEDS}
+        result = {"settings": settings, "versions": versions(), "cells": cells}
+        options.out.write_text(f"{json.dumps(result, indent=1)}\n", encoding="utf-8")
+    if not due:
+        for made in (table, sweep):
+            head, rows = made({"cells": cells})
+            print(f"\n{as_text([head, *rows])}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,272 @@
+"""A reward learned from a solver's episodes, by telling its replies from those of the policies.
+
+MA-AIRL (Yu et al. 2019, https://arxiv.org/abs/1907.13220): the adversarial inverse reinforcement learning of Fu et al. 2018
+(https://arxiv.org/abs/1710.11248) with a discriminator for each agent. The attention critic of
+2002.10525 is not built, because AT-GRPO needs no critic.
+
+Shapes: `_N` replies, `_F` features of a reply: of o, of (o, a), of o', and 1 where o' is there.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from pettingllms.envs.base import next_agent
+from pettingllms.errors import ConfigError
+from pettingllms.methods.critic import ROWS, Critic
+from pettingllms.policies.policy_set import PolicySet
+from pettingllms.rollout.episode import AnyEnv, Episode, PlayedEnv, tasks_of_step
+from pettingllms.rollout.trajectory import Trajectory
+from pettingllms.trainers.at_grpo import AtGrpo
+from pettingllms.trainers.config import ResolvedConfig
+from pettingllms.trainers.method import argument, repaid
+from pettingllms.types import Candidate, Group, GroupKey, Sample
+
+LIMIT = 10.0
+"""Bound of |f| and |log pi|: without it, a long random reply would earn more than a right one."""
+
+
+class Reply(NamedTuple):
+    """Token ids of a prompt o, a reply a, and the prompt o' of the agent that acts next."""
+
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    next_ids: tuple[int, ...]
+    """Empty at the end of an episode, and where the policy's context has no room for it."""
+
+
+class Discriminator:
+    """g and h of a role, both a `Critic` with `settings` that starts at 0.
+
+    Args:
+        size: features of a text.
+        seed: of the first weights, and of the order in which they learn.
+        gamma: weight of h(o').
+        settings: of the networks.
+    """
+
+    def __init__(self, size: int, seed: int, gamma: float, **settings: Any) -> None:
+        self.seed, self.gamma = seed, gamma
+        self.g, self.h = (Critic(size, seed + n, **settings) for n in range(2))
+
+    def f(self, features_NF: torch.Tensor) -> torch.Tensor:
+        """Returns f within its bounds, `_N`."""
+        o, oa, after, goes_on = features_NF.split([self.h.size] * 3 + [1], dim=1)
+        g, h, h_next = self.g.network(oa), self.h.network(o), goes_on * self.h.network(after)
+        return shaped(g, h, h_next, self.gamma)[:, 0].clamp(-LIMIT, LIMIT)
+
+    def fit(self, features_NF: torch.Tensor, logp_N: torch.Tensor, expert_N: torch.Tensor) -> None:
+        """Learns which replies are the expert's (1 in `expert_N`, else 0)."""
+        rng, count = random.Random(f"{self.seed} {self.g.fits}"), len(logp_N)
+        self.g.fits += 1
+        for _ in range(self.g.epochs):
+            order = rng.sample(range(count), count)
+            for start in range(0, count, ROWS):
+                rows = order[start : start + ROWS]
+                self.g.optimizer.zero_grad(set_to_none=True)
+                self.h.optimizer.zero_grad(set_to_none=True)
+                loss = binary_cross_entropy_with_logits(
+                    learned(self.f(features_NF[rows]), logp_N[rows]), expert_N[rows]
+                )
+                loss.backward()
+                self.g.optimizer.step()
+                self.h.optimizer.step()
+
+
+class MaAirl(AtGrpo):
+    """AT-GRPO on a reward learned from a solver's episodes instead of the environment's.
+
+        f(o, a, o') = g(o, a) + gamma h(o') - h(o)
+        D = exp f / (exp f + pi(a | o))         learns to be 1 for the solver's replies and 0 for those of a step
+        r = log D - log(1 - D) = f - log pi     once D has learned
+
+    Each role has g and h, for each policy that plays it; they read hidden states of the base model: at the end of o and
+    o', and the mean over a. o' is what the agent who acts next is shown; after the end h is 0. f and log pi are
+    kept between -10 and 10, and a reply that cannot be read earns -10, less than any other.
+
+    Args:
+        config: resolved settings of the run.
+        gamma: gamma of the formula.
+        episodes: of the solver, on the first training tasks.
+        learning_rate: of g and h.
+        epochs: of g and h over the replies of a step and as many of the solver.
+    """
+
+    source = "arXiv 1907.13220"
+    # "best" would choose by the environment's reward; and the scale of a learned one says nothing.
+    settings = {"branch": "sample", "scale_rewards": "batch"}
+    shapes = ("tree",)
+    needs = ("demonstrations",)
+    credits = "reward"
+    frozen_base = True
+    gamma: float = argument(0.99, at_least=0, at_most=1)
+    episodes: int = argument(200, at_least=1, whole=True)
+    learning_rate: float = argument(3e-3, above=0)
+    epochs: int = argument(10, at_least=1, whole=True)
+
+    def __init__(self, config: ResolvedConfig, **arguments: object) -> None:
+        super().__init__(config, **arguments)
+        self._discriminators: dict[str, Discriminator] = {}
+        self._solved: dict[str, dict[str, tuple[list[Reply], torch.Tensor]]] = {}
+        """Policy -> role -> the solver's replies in the policy's tokens, and their features."""
+
+    def attach(self, env: AnyEnv, policies: PolicySet) -> None:
+        """Takes the environment, whose solver plays, and the policies, which say how likely replies are."""
+        self._env, self._policies = env, policies
+
+    def credit(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """The records with learned rewards; 0 for partners behind an API, which learn nothing.
+
+        Raises:
+            ConfigError: the solver never plays a role, or says more than a completion may.
+        """
+        rewards = self.rewards(trajectories)
+
+        def reward(group: Group, candidate: Candidate) -> float:
+            if candidate.info.get("parse_error") is not None:
+                return -LIMIT
+            return rewards.get((group.key, candidate.completion.token_ids), 0.0)
+
+        return [repaid(trajectory, reward) for trajectory in trajectories]
+
+    def rewards(
+        self, trajectories: Sequence[Trajectory]
+    ) -> Mapping[tuple[GroupKey, tuple[int, ...]], float]:
+        """Decision and token ids -> r, after the discriminators have learned from the step."""
+        played = defaultdict[tuple[str, str], list[tuple[GroupKey, Reply]]](list)
+        # Each reply once, so that equal ones earn exactly the same.
+        logp = defaultdict[tuple[str, str], dict[Reply, float]](dict)
+        for trajectory in trajectories:
+            for group, candidate, reply in self._replayed(trajectory):
+                at = group.key.role, group.policy
+                played[at].append((group.key, reply))
+                logp[at].setdefault(reply, sum(candidate.completion.logprobs))
+        rewards: dict[tuple[GroupKey, tuple[int, ...]], float] = {}
+        for (role, policy), own in logp.items():
+            features_NF, logp_N = self._features(policy, [*own]), bounded([*own.values()])
+            made = self._discriminator(f"{role} {policy}", features_NF.shape[1] // 3)
+            row_of = {reply: row for row, reply in enumerate(own)}
+            rows = [row_of[reply] for _, reply in played[role, policy]]
+            drawn_NF, drawn_N = self._drawn(role, policy, len(rows), made.g.fits)
+            labels_N = torch.tensor([0.0, 1.0]).repeat_interleave(len(rows))
+            made.fit(
+                torch.cat([features_NF[rows], drawn_NF]),
+                torch.cat([logp_N[rows], drawn_N]),
+                labels_N,
+            )
+            with torch.no_grad():
+                r_N = learned(made.f(features_NF), logp_N).tolist()
+            pairs = zip(played[role, policy], rows, strict=True)
+            rewards |= {(key, reply.token_ids): r_N[row] for (key, reply), row in pairs}
+        return rewards
+
+    def _replayed(self, trajectory: Trajectory) -> Iterator[tuple[Group, Candidate, Reply]]:
+        """Steps the environment again, since no record has what would have followed a candidate."""
+        env: PlayedEnv = Episode(self._env, trajectory.task, 0).env
+        for group in trajectory.groups:
+            ids_of = {c.completion.text: c.completion.token_ids for c in group.candidates}
+            branches: Sequence[PlayedEnv] = env.branch([*ids_of], [*ids_of.values()])
+            after = dict(zip(ids_of, branches, strict=True))
+            for one in group.candidates if group.policy in self._policies.names else ():
+                following = self._shown(group.policy, after[one.completion.text])
+                yield group, one, Reply(group.prompt_ids, one.completion.token_ids, following)
+            env = after[group.chosen.completion.text]
+
+    def _shown(self, policy: str, env: PlayedEnv) -> tuple[int, ...]:
+        """What the agent to act is shown, in the policy's tokens."""
+        agent = next_agent(env)
+        ids = self._policies.chat_for(policy).prompt_ids(env.text_for(agent)) if agent else ()
+        return ids if len(ids) < self._policies.contexts[policy] else ()
+
+    def _played_by_solver(self, policy: str) -> dict[str, list[Reply]]:
+        config, replies = self.config, defaultdict[str, list[Reply]](list)
+        for task in tasks_of_step(self._env, config.env, 0, self.episodes, config.seed):
+            episode = Episode(self._env, task, 0)
+            while (agent := episode.agent) is not None:
+                role, prompt_ids = episode.role, self._shown(policy, episode.env)
+                text = str(getattr(episode.env, "demonstration_for")(agent))  # noqa: B009 - of no protocol
+                token_ids = self._policies.chat_for(policy).completion_ids(text)
+                if len(token_ids) > config.max_completion_length:
+                    raise ConfigError(
+                        f"method {config.method}: the solver's reply {text!r:.80} has {len(token_ids)} tokens, and "
+                        f"max_completion_length is {config.max_completion_length}; raise it, or take smaller tasks"
+                    )
+                episode.env.step(text)
+                if prompt_ids:
+                    reply = Reply(prompt_ids, token_ids, self._shown(policy, episode.env))
+                    replies[role].append(reply)
+        return replies
+
+    def _drawn(
+        self, role: str, policy: str, count: int, step: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Features and log pi of `count` replies of the solver."""
+        if policy not in self._solved:
+            solved = self._played_by_solver(policy)
+            self._solved[policy] = {r: (of, self._features(policy, of)) for r, of in solved.items()}
+        if role not in self._solved[policy]:
+            raise ConfigError(
+                f"method {self.config.method}: the solver of {self._env} never plays {role}"
+            )
+        replies, features_NF = self._solved[policy][role]
+        rng = random.Random(f"{self.config.seed} {role} {step}")
+        rows = rng.choices(range(len(replies)), k=count)
+        asked = [Sample(replies[row].prompt_ids, replies[row].token_ids, (), 0.0) for row in rows]
+        says = self._policies.sample_logprobs(
+            policy,
+            [*dict.fromkeys(asked)],
+            self.config.tokens_per_batch,
+            temperature=self.config.temperature,
+        )
+        return features_NF[rows], bounded([float(says[one].sum()) for one in asked])
+
+    def _features(self, policy: str, replies: Sequence[Reply]) -> torch.Tensor:
+        base, length = self._policies.base_of(policy), self.config.tokens_per_batch
+        shown = base.features([ids for o, _, after in replies for ids in (o, after) if ids], length)
+        # The last token says only that the turn ends, and hardly knows what the reply was.
+        over = {o + a: max(1, len(a)) for o, a, _ in replies}
+        replied = base.features([*over], length, over)
+        goes_on = {there: torch.tensor([float(there)]) for there in (False, True)}
+        rows = [(shown[o], replied[o + a], shown[n or o], goes_on[bool(n)]) for o, a, n in replies]
+        return torch.stack([torch.cat(row) for row in rows])
+
+    def _discriminator(self, name: str, size: int) -> Discriminator:
+        if name not in self._discriminators:
+            seed = random.Random(f"{self.config.seed} {name}").getrandbits(31)
+            settings = {"learning_rate": self.learning_rate, "epochs": self.epochs}
+            self._discriminators[name] = Discriminator(size, seed, self.gamma, **settings)
+        return self._discriminators[name]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The networks of each role; empty before the first step."""
+        made = self._discriminators.items()
+        return {name: {"g": one.g.state_dict(), "h": one.h.state_dict()} for name, one in made}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues with what an earlier step learned, or with nothing."""
+        self._discriminators = {}
+        for name, networks in state.items():
+            one = self._discriminator(name, networks["h"]["size"])
+            one.g.load_state_dict(networks["g"])
+            one.h.load_state_dict(networks["h"])
+
+
+def shaped(g: torch.Tensor, h: torch.Tensor, h_next: torch.Tensor, gamma: float) -> torch.Tensor:
+    """Returns f of the formula."""
+    return g + gamma * h_next - h
+
+
+def learned(f_N: torch.Tensor, logp_N: torch.Tensor) -> torch.Tensor:
+    """Returns r of the formula, `_N`; D is its sigmoid."""
+    return f_N - logp_N
+
+
+def bounded(logp: Sequence[float]) -> torch.Tensor:
+    """Returns log pi of replies within its bounds, `_N`; also where it is minus infinity."""
+    return torch.tensor(logp).clamp(-LIMIT, 0.0)
