@@ -144,6 +144,7 @@ SMALLEST = {
     "benchmarks.ensemble.TOKENS": 2,
     "benchmarks.habits.HALF": 1,
     "benchmarks.league.EVERY": 1,
+    "benchmarks.league.GAMES": 1,
     "benchmarks.league.REPLIES": 2,
     "benchmarks.league.SETTINGS": {"tasks_per_step": 1},
     "benchmarks.league.VERSIONS": [0, 1],
