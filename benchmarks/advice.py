@@ -25,8 +25,8 @@ import matplotlib
 import torch
 from matplotlib import pyplot
 
-from benchmarks.evidence import Table, revision
-from benchmarks.options import Options
+from benchmarks.cells import options_on, run_missing, write
+from benchmarks.evidence import Table
 from benchmarks.priming.duet import OUT
 from pettingllms.envs.duet_v0 import DuetState, best_decisions
 from pettingllms.envs.duet_v0 import raw_env as Duet
@@ -34,7 +34,6 @@ from pettingllms.evaluation.folder import digest
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import parse_policies
-from pettingllms.runs import versions
 from pettingllms.trainers.advice import BLOCKS, Sums
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.callbacks import Callback
@@ -415,68 +414,46 @@ def draw(result: Mapping[str, Any], file: Path) -> None:
     figure.savefig(file, dpi=110)
 
 
-def run_missing(
+def trainings(
     argv: Sequence[str] | None,
     about: str,
     results: Path,
     cells: Callable[[Mapping[str, Any]], Sequence[Any]],
     train: Callable[[Path, Any, int], Mapping[str, Any]],
 ) -> tuple[Path, dict[str, Any]]:
-    """The command line of an experiment on `duet`: trains the cells that its file lacks, and keeps each at once.
+    """The command line of an experiment on `duet`: trains the cells that its file lacks.
 
     Args:
         argv: the command line.
         about: says what it is.
         results: the file, unless another one is given.
-        cells: the trainings that are due, by what is there; each has a `name`.
+        cells: all that can be named, by what is there.
         train: trains a cell on a base with so many tokens.
 
     Returns:
-        The file and what is in it, once nothing is missing.
+        The file and what is in it.
 
     Raises:
-        SystemExit: something is still missing, or was only listed.
+        SystemExit: something is missing, or was only listed.
     """
-    parser = Options(about)
-    parser.add_argument("--base", type=Path, default=OUT, help="what benchmarks.priming.duet wrote")
-    parser.add_argument("--minutes", type=float, default=60.0, help="begin no run after so long")
-    parser.add_argument("--out", type=Path, default=results)
-    parser.add_argument("--tokens", type=int, default=TOKENS, help="generated tokens of a training")
-    parser.add_argument("--dry-run", action="store_true", help="print the trainings that are due")
-    options = parser.parse_args(argv)
-    result = json.loads(options.out.read_text()) if options.out.exists() else {"runs": {}}
-    runs = result["runs"]
-    if options.dry_run:
-        due = [cell.name for cell in cells(runs) if cell.name not in runs]
-        print("\n".join([*due, f"{len(due)} trainings of this stage"]))
-        raise SystemExit(0)
-    if not options.base.is_dir():
-        parser.error(f"no base in {options.base}; python -m benchmarks.priming.duet makes it")
-    torch.set_num_threads(1)
-    facts = {"versions": versions(), "revision": revision(), "base": digest(options.base)}
-    result |= {**facts, "settings": dict(COMMON) | {"tokens": options.tokens}}
-    until = time.monotonic() + 60 * options.minutes
-    while missing := [cell for cell in cells(runs) if cell.name not in runs]:
-        if time.monotonic() > until:
-            print(f"{len(missing)} runs of this stage are missing; run again", flush=True)
-            raise SystemExit(0)
-        cell = missing[0]
-        run = runs[cell.name] = dict(train(options.base, cell, options.tokens))
-        run["revision"] = facts["revision"]
-        print(cell.name, json.dumps(run), flush=True)
-        write(options.out, result)
-    result["cpu_minutes"] = round(sum(run["cpu_s"] for run in runs.values()) / 60, 1)
+    options = options_on(OUT, "benchmarks.priming.duet", about, results, TOKENS, argv)
+    facts: dict[str, Any] = {"settings": dict(COMMON) | {"tokens": options.tokens}}
+    if options.base.is_dir():
+        facts["base"] = digest(options.base)
+    result = run_missing(
+        options,
+        lambda runs: [cell for cell in cells(runs) if cell.name not in runs],
+        lambda cell: train(options.base, cell, options.tokens),
+        facts,
+        key="runs",
+    )
+    result["cpu_minutes"] = round(sum(run["cpu_s"] for run in result["runs"].values()) / 60, 1)
     return options.out, result
-
-
-def write(file: Path, result: Mapping[str, Any]) -> None:
-    """Writes the results."""
-    file.write_text(f"{json.dumps(result, indent=1)}\n", encoding="utf-8")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Trains what is missing, judges, writes."""
-    file, result = run_missing(argv, __doc__.splitlines()[0], RESULTS, cells, train)
+    file, result = trainings(argv, __doc__.splitlines()[0], RESULTS, cells, train)
     result["settings"]["rates"] = RATES
     result |= {"tuning": TUNING, "seeds": SEEDS}
     # Signals of a third are read against the end only: what they are to foretell comes later.

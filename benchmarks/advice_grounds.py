@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.advice import Watch, write
+from benchmarks.advice import Watch
+from benchmarks.cells import write
 from benchmarks.claims.cells import Cell, trainer_of
 from benchmarks.claims.experiments import ARMS, SHARED, SHORT
 from benchmarks.evidence import Table, revision

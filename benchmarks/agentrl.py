@@ -11,20 +11,17 @@ validation tasks, the mean of both environments; the seeds `SEEDS` play 200 test
 
 from __future__ import annotations
 
-import json
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import torch
 
+from benchmarks.cells import Cell, options_of, run_missing
 from benchmarks.claims.cells import FIXED, READINGS, trained
-from benchmarks.evidence import Table, estimate, gain_over_seeds, revision, shown, solved_digits
-from benchmarks.options import Options
+from benchmarks.evidence import Table, estimate, gain_over_seeds, shown, solved_digits
 from pettingllms.envs import make
 from pettingllms.envs.aec import creator_of
 from pettingllms.envs.several import Weighted, text_of
@@ -36,7 +33,6 @@ from pettingllms.models import PARTS
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import parse_policies
-from pettingllms.runs import versions
 from pettingllms.trainers import presets
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig
@@ -62,19 +58,6 @@ SETTINGS: Mapping[str, Any] = {
     "model": str(PARTS),
     "tasks_per_step": 16,
 }
-
-
-class Cell(NamedTuple):
-    """A training, or the untrained base, whose rate is 0."""
-
-    arm: str
-    rate: float
-    seed: int
-
-    @property
-    def name(self) -> str:
-        """Names it in the results."""
-        return f"{self.arm}/{self.rate:g}/{self.seed}"
 
 
 def trainer_of(cell: Cell) -> ATGRPO:
@@ -107,9 +90,8 @@ def played(policies: PolicySet, seed: int) -> dict[str, str]:
 
 def measured(cell: Cell) -> dict[str, Any]:
     """Trains and plays a cell."""
-    torch.set_num_threads(1)
     started, trainer = os.times(), trainer_of(cell)
-    result: dict[str, Any] = {"revision": revision()}
+    result: dict[str, Any] = {}
     if cell.arm == BASE:
         result["solved"] = played(trainer.policies, cell.seed)
     else:
@@ -200,28 +182,13 @@ def sweep(results: Mapping[str, Any]) -> Table:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures what is missing."""
-    parser = Options(__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=60.0, help="begin no cell after so long")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--dry-run", action="store_true", help="print the cells that are due")
-    options = parser.parse_args(argv)
-    cells = json.loads(options.out.read_text())["cells"] if options.out.exists() else {}
-    if options.dry_run:
-        print("\n".join(cell.name for cell in missing(cells)))
-        return
-    until = time.monotonic() + 60 * options.minutes
-    while (due := missing(cells)) and time.monotonic() < until:
-        print(due[0].name, flush=True)
-        record = cells[due[0].name] = measured(due[0])
-        print({key: value for key, value in record.items() if key != "solved"}, flush=True)
-        shown_settings = {**SETTINGS, "model": PARTS.name, "learning_rate": RATES}
-        settings = {**shown_settings, "arguments": ARGUMENTS, "tuning": TUNING, "seeds": SEEDS}
-        result = {"settings": settings, "versions": versions(), "cells": cells}
-        options.out.write_text(f"{json.dumps(result, indent=1)}\n", encoding="utf-8")
-    if not due:
-        for made in (table, sweep):
-            head, rows = made({"cells": cells})
-            print(f"\n{as_text([head, *rows])}")
+    options = options_of(__doc__.splitlines()[0], RESULTS).parse_args(argv)
+    settings = {**SETTINGS, "model": PARTS.name, "learning_rate": RATES, "arguments": ARGUMENTS}
+    settings |= {"tuning": TUNING, "seeds": SEEDS}
+    results = run_missing(options, missing, measured, {"settings": settings})
+    for made in (table, sweep):
+        head, rows = made(results)
+        print(f"\n{as_text([head, *rows])}")
 
 
 if __name__ == "__main__":

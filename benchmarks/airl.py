@@ -1,6 +1,6 @@
 """Can a reward that is learned from a solver's play take the place of the environment's?
 
-    python -m benchmarks.airl [--tokens N] [--tasks N]
+    python -m benchmarks.airl [--tokens N --tasks N --out FILE]
 
 A team learns Plan-Path from the base `embedded:parts`, which was shown single steps, on boards as in `benchmarks.parts`. One arm is paid
 the environment's reward (`at_grpo`), the other what `ma_airl` learns from 200 episodes of a solver that makes one move a turn, as the base
@@ -165,10 +165,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=TOKENS, help="generated in a training")
     parser.add_argument("--tasks", type=int, default=TASKS, help="test tasks")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
-    options = parser.parse_args()
+    options = parser.parse_beside(RESULTS)
     torch.set_num_threads(1)
     settings = {"tokens": options.tokens, "tasks": options.tasks, "seeds": options.seeds}
-    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
     if {name: results.get(name) for name in settings} != settings:
         results = {"versions": versions(), **settings, "cells": {}}
     cells = results["cells"]
@@ -177,7 +177,7 @@ def main() -> None:
         name = f"{arm}/{rate:g}/{seed}"
         if name not in cells:
             cells[name] = measured(arm, rate, seed, options.tokens, options.tasks)
-            RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+            options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
             print(name, share(cells[name]["tasks"]), cells[name]["training_cpu_s"], flush=True)
 
     for arm in ARMS:

@@ -1,6 +1,6 @@
 """iGRPO and CORY: what do a second turn and a partner teach an agent that then answers alone, once?
 
-    python -m benchmarks.alone [--seeds 0 1 2] [--tokens 40000]
+    python -m benchmarks.alone [--seeds 0 1 2] [--tokens 40000] [--out FILE]
 
 Math from the embedded base, which solves few of the problems alone: few enough for drafts to matter. All arms
 learn with as many generated tokens. A solver, who writes programs, learns from groups of 16 answers (`grpo`), from 8

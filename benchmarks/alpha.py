@@ -21,7 +21,8 @@ import matplotlib
 import numpy as np
 from matplotlib import pyplot
 
-from benchmarks.advice import COMMON, ROLES, chances, run_missing, write
+from benchmarks.advice import COMMON, ROLES, chances, trainings
+from benchmarks.cells import write
 from benchmarks.evidence import Table, shown
 from pettingllms.envs.duet_v0 import raw_env as Duet
 from pettingllms.policies.loading import load_policies
@@ -204,7 +205,7 @@ def draw(table: Mapping[str, Any], file: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Trains what is missing, judges, writes."""
-    file, result = run_missing(argv, __doc__.splitlines()[0], RESULTS, cells, train)
+    file, result = trainings(argv, __doc__.splitlines()[0], RESULTS, cells, train)
     result["settings"]["rates"] = RATES
     result["arms"] = judged(result["runs"])
     write(file, result)

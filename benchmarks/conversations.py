@@ -28,8 +28,7 @@ import torch
 from benchmarks.measure import POLICY, alternate, parser, publish, random_texts, weights
 from pettingllms.policies.packing import batch_logprobs, microbatches
 from pettingllms.policies.weights import LoraWeights
-from pettingllms.samplers.base import SamplingParams
-from pettingllms.samplers.memory import Memory
+from pettingllms.samplers.base import Memory, SamplingParams
 from pettingllms.samplers.transformers import BatchGenerator
 from pettingllms.types import Sample
 

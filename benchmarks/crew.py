@@ -12,18 +12,16 @@ play 200 test tasks, whose people are in no training task. Writes `results/crew.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import torch
 
-from benchmarks.evidence import Table, gain_over_seeds, revision, shown, solved_digits
-from benchmarks.options import Options
+from benchmarks.cells import Cell, options_on, run_missing
+from benchmarks.evidence import Table, gain_over_seeds, shown, solved_digits
 from benchmarks.priming.crew import OUT as BASE
 from pettingllms.envs.base import Outcome
 from pettingllms.envs.crew_v0 import ANSWER, CONDUCTOR, CrewState, raw_env
@@ -34,7 +32,6 @@ from pettingllms.evaluation.chunks import Sampling, chunks
 from pettingllms.evaluation.rollouts import held_out, roll_out
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.roles import parse_policies
-from pettingllms.runs import versions
 from pettingllms.statistics import over_seeds
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig, resolve
@@ -76,19 +73,6 @@ class FixedOrder(raw_env):
             else:
                 reply = reply._replace(kind=due)
         return super()._led(state, reply)
-
-
-class Cell(NamedTuple):
-    """A training."""
-
-    arm: str
-    rate: float
-    seed: int
-
-    @property
-    def name(self) -> str:
-        """Names it in the results."""
-        return f"{self.arm}/{self.rate:g}/{self.seed}"
 
 
 def environment(arm: str, split: str) -> raw_env:
@@ -190,39 +174,16 @@ def table(result: Mapping[str, Any]) -> Table:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Trains what is missing and writes the results."""
-    parser = Options(__doc__.splitlines()[0])
-    parser.add_argument(
-        "--base", type=Path, default=BASE, help="what benchmarks.priming.crew wrote"
+    options = options_on(
+        BASE, "benchmarks.priming.crew", __doc__.splitlines()[0], RESULTS, TOKENS, argv
     )
-    parser.add_argument("--minutes", type=float, default=60.0, help="begin no run after so long")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--tokens", type=int, default=TOKENS, help="generated tokens of a training")
-    parser.add_argument("--dry-run", action="store_true", help="print the trainings that are due")
-    options = parser.parse_args(argv)
-    result = json.loads(options.out.read_text()) if options.out.exists() else {"runs": {}}
-    runs = result["runs"]
-    if options.dry_run:
-        print("\n".join(cell.name for cell in due(runs)))
-        return
-    if not options.base.is_dir():
-        parser.error(f"no base in {options.base}; python -m benchmarks.priming.crew makes it")
-    torch.set_num_threads(1)
-    until = time.monotonic() + 60 * options.minutes
-    while (missing := due(runs)) and time.monotonic() < until:
-        record = runs[missing[0].name] = trained(options.base, missing[0], options.tokens, TASKS)
-        ends = {
-            when: [
-                round(float(np.mean([*map(int, record[when][what])])), 3)
-                for what in ("solved", "calls")
-            ]
-            for when in ("before", "after")
-        }
-        print(missing[0].name, ends, record["steps"], "steps", record["cpu_s"], "s", flush=True)
-        settings = {**SETTINGS, "tokens": options.tokens, "rates": RATES, "seeds": SEEDS}
-        result |= {"settings": settings, "versions": versions(), "revision": revision()}
-        options.out.write_text(f"{json.dumps(result, indent=1)}\n", encoding="utf-8")
-    if not missing:
-        print(*table(result)[1], sep="\n")
+    settings = {**SETTINGS, "tokens": options.tokens, "rates": RATES, "seeds": SEEDS}
+
+    def measure(cell: Cell) -> dict[str, Any]:
+        return trained(options.base, cell, options.tokens, TASKS)
+
+    result = run_missing(options, due, measure, {"settings": settings}, key="runs")
+    print(*table(result)[1], sep="\n")
 
 
 if __name__ == "__main__":

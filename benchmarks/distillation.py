@@ -12,18 +12,16 @@ first or last of the grid, the grid is extended. Teachers and students of the se
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
-import torch
 
 from benchmarks import reading
-from benchmarks.evidence import Table, gain_over_seeds, revision, shown
-from benchmarks.options import Options
+from benchmarks.cells import options_of, run_missing
+from benchmarks.evidence import Table, gain_over_seeds, shown
 from benchmarks.reading import AT_GRPO, SETTINGS, SHARED, STEPS, TEST_TASKS, VALIDATION_TASKS
 from pettingllms.evaluation import roles_of
 from pettingllms.evaluation.ablation import RoleTeam
@@ -31,7 +29,6 @@ from pettingllms.evaluation.report import as_text
 from pettingllms.models import model_path
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.roles import parse_policies
-from pettingllms.runs import versions
 from pettingllms.statistics import over_seeds
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig, resolve
@@ -89,7 +86,6 @@ def trainer_of(cell: Cell) -> ATGRPO:
 
 def measured(cell: Cell) -> dict[str, Any]:
     """Trains a cell, and plays held-out tasks after `READ_AT` steps and at the end."""
-    torch.set_num_threads(1)
     trainer, started = trainer_of(cell), reading.cpu_seconds()
     everyone = RoleTeam("both", trainer.trained, {})
     split, count = ("val", VALIDATION_TASKS) if cell.seed == TUNING else ("test", TEST_TASKS)
@@ -114,7 +110,6 @@ def measured(cell: Cell) -> dict[str, Any]:
         "losses": losses,
         "tokens": trainer.tokens,
         "training_cpu_s": round(trained_s, 1),
-        "revision": revision(),
     }
 
 
@@ -188,28 +183,10 @@ def table(results: Mapping[str, Any]) -> Table:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures what is missing."""
-    parser = Options(__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=60.0, help="begin no cell after so long")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--dry-run", action="store_true", help="print the cells that are due")
-    options = parser.parse_args(argv)
-    cells = json.loads(options.out.read_text())["cells"] if options.out.exists() else {}
-    if options.dry_run:
-        print("\n".join(cell.name for cell in missing(cells)))
-        return
-    until = time.monotonic() + 60 * options.minutes
-    while (due := missing(cells)) and time.monotonic() < until:
-        print(due[0].name, flush=True)
-        record = cells[due[0].name] = measured(due[0])
-        print(
-            {step: reading.share(digits) for step, digits in record["solved"].items()}, flush=True
-        )
-        settings = {**SETTINGS, "arms": ARMS, "students": STUDENTS, "tuning": TUNING}
-        result = {"settings": settings | {"seeds": SEEDS}, "versions": versions(), "cells": cells}
-        options.out.write_text(f"{json.dumps(result, indent=1)}\n", encoding="utf-8")
-    if not due:
-        head, rows = table(json.loads(options.out.read_text()))
-        print(f"\n{as_text([head, *rows])}")
+    options = options_of(__doc__.splitlines()[0], RESULTS).parse_args(argv)
+    settings = {**SETTINGS, "arms": ARMS, "students": STUDENTS, "tuning": TUNING, "seeds": SEEDS}
+    head, rows = table(run_missing(options, missing, measured, {"settings": settings}))
+    print(f"\n{as_text([head, *rows])}")
 
 
 if __name__ == "__main__":

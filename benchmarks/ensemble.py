@@ -1,6 +1,6 @@
 """LLM-Ens: a router over trained teams against its members and a vote among them.
 
-    python -m benchmarks.ensemble [--seeds 0 1 2]
+    python -m benchmarks.ensemble [--seeds 0 1 2] [--out FILE]
 
 Coding. An ensemble has five teams that AT-GRPO trained from the embedded base: three seeds with 20,000
 generated tokens, and two more with half of and with twice as many. The table of who is best in which situation is

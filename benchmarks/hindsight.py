@@ -1,6 +1,6 @@
 """Does knowing the solution say which replies are good? Scores of `--method hindsight` against rewards, before any training.
 
-    python -m benchmarks.hindsight [--envs read math] [--tasks N]
+    python -m benchmarks.hindsight [--envs read math] [--tasks N] [--out FILE]
 
 SmolLM2 replies eight times to each prompt of a turn. Of replies to the same prompt that earned differently, the ranks of both are
 correlated, and the reply with the highest score is compared with the mean one. The same is done with the length of replies in place
@@ -112,7 +112,7 @@ def main() -> None:
     parser = Options(__doc__.splitlines()[0])
     parser.add_argument("--envs", nargs="+", choices=ENVS, default=list(ENVS))
     parser.add_argument("--tasks", type=int, default=TASKS)
-    options = parser.parse_args()
+    options = parser.parse_beside(RESULTS)
     torch.set_num_threads(1)
     environments = {env: agreement(groups_of(env, options.tasks)) for env in options.envs}
     results = {
@@ -121,7 +121,7 @@ def main() -> None:
         "tasks": options.tasks,
         "environments": environments,
     }
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     header, rows = table(results)
     print(as_text([header, *rows]))
 

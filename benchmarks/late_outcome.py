@@ -115,7 +115,7 @@ def main() -> None:
     options.add_argument("--tokens", type=int, default=30_000, help="generated tokens of a run")
     options.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     options.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
-    arguments = options.parse_args()
+    arguments = options.parse_beside(RESULTS)
     torch.set_num_threads(1)
     runs: dict[str, list[dict[str, list[float]]]] = {}
     for method in arguments.methods:
@@ -125,12 +125,13 @@ def main() -> None:
             ends = {role: round(sum(run[role][-LAST:]) / LAST, 2) for role in ROLES}
             first = {role: round(sum(run[role][:LAST]) / LAST, 2) for role in ROLES}
             print(method, seed, len(run["first"]), "steps", first, "->", ends, flush=True)
-    published = json.loads(RESULTS.read_text())["methods"] if RESULTS.exists() else {}
+    file = arguments.out
+    published = json.loads(file.read_text())["methods"] if file.exists() else {}
     methods = {
         name: {**published, **runs}[name] for name in METHODS if name in {**published, **runs}
     }
     result = {"versions": versions(), "tokens": arguments.tokens, "methods": methods}
-    RESULTS.write_text(f"{json.dumps(result, indent=1)}\n", encoding="utf-8")
+    file.write_text(f"{json.dumps(result, indent=1)}\n", encoding="utf-8")
     print(table(result))
 
 

@@ -1,6 +1,6 @@
 """MLPO: a leader that learns to use frozen peers, before and after, in the team and alone.
 
-    python -m benchmarks.leader [--seeds 0 1 2] [--tokens 120000]
+    python -m benchmarks.leader [--seeds 0 1 2] [--tokens 120000] [--out FILE]
 
 Math with three tools as peers and a judge as the leader. Peers and leader begin with the same short training
 (`benchmarks.warm`); the peers answer 200 training tasks four times each and 200 test tasks once, and are not

@@ -1,6 +1,6 @@
 """MALT: a team before, after SFT on good completions, after DPO on pairs, and against AT-GRPO.
 
-    python -m benchmarks.malt [--seeds 0 1 2] [--tokens 60000]
+    python -m benchmarks.malt [--seeds 0 1 2] [--tokens 60000] [--out FILE]
 
 Math with a tool (the paper's generator), a reasoner (verifier) and a judge (refiner), who act once each. All
 begin with the same short training (`benchmarks.warm`). MALT then plays full trees of three candidates a

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from pettingllms.cli.options import CommandParser
@@ -25,6 +26,27 @@ class Options(CommandParser):
         spec = sys.modules["__main__"].__spec__  # None where tests call a benchmark's function
         module = "" if spec is None else spec.name.removesuffix(".__main__")
         super().__init__(prog=f"python -m {module}", description=description)
+
+    def parse_beside(
+        self, published: Path, argv: Sequence[str] | None = None
+    ) -> argparse.Namespace:
+        """Parses a command line that may have `--out`; only the defaults write what is published.
+
+        Args:
+            published: the default of `--out`.
+            argv: the command line.
+        """
+        defaults = {action.dest: action.default for action in self._actions}
+        self.add_argument(
+            "--out", type=Path, default=published, help="file to write; other settings need one"
+        )
+        options = self.parse_args(argv)
+        others = (
+            name for name, value in defaults.items() if vars(options).get(name, value) != value
+        )
+        if options.out == published and (name := next(others, None)):
+            self.error(f"--{name} is not that of {published.name}; add --out FILE")
+        return options
 
     def error(self, message: str) -> NoReturn:
         """Prints the message, with the nearest name for an unknown option, and exits."""

@@ -31,7 +31,7 @@ from benchmarks.options import Options
 from pettingllms.models import EMBEDDED
 from pettingllms.policies.loading import load_policies
 from pettingllms.rollout.files import TRAJECTORIES
-from pettingllms.samplers.decoding import SharedDecoding
+from pettingllms.samplers.transformers import SharedDecoding
 
 Episode = Sequence[tuple[str, Sequence[int]]]
 """Policy, and tokens of each completion, of every decision."""

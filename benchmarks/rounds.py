@@ -1,6 +1,6 @@
 """MAPoRL: does it help to pay an answer for what comes of it in later rounds?
 
-    python -m benchmarks.rounds [--seeds 0 1 2] [--tokens 120000]
+    python -m benchmarks.rounds [--seeds 0 1 2] [--tokens 120000] [--out FILE]
 
 Math with a tool and two reasoners, two rounds. Both arms begin with the same short training (`benchmarks.warm`),
 because the embedded base solves hardly any of these tasks, and then learn with as many generated tokens:

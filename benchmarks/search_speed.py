@@ -28,8 +28,7 @@ import numpy as np
 
 from benchmarks.options import Options
 from benchmarks.sandbox import report
-from pettingllms.data.corpora import open_corpus
-from pettingllms.data.retrieval import Index
+from pettingllms.data.retrieval import Index, open_corpus
 
 WORDS = 500_000
 TOP = 5

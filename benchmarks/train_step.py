@@ -49,7 +49,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from benchmarks.lengths import LengthGenerator, Lengths, log_normal
 from benchmarks.measure import parser, report
 from benchmarks.one_turn import ROLE, OneTurn, rewards
-from pettingllms.data.grammar import WORDS
+from pettingllms.data.coding import WORDS
 from pettingllms.models import EMBEDDED, model_path
 from pettingllms.policies.chat import Chat
 from pettingllms.policies.loading import load_policies

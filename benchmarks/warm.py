@@ -53,11 +53,12 @@ def command(
     if tokens is not None:
         parser.add_argument("--tokens", type=int, default=tokens, help="generated after the start")
     parser.add_argument("--tasks", type=int, default=200, help="test tasks")
-    arguments = vars(parser.parse_args())
+    arguments = vars(parser.parse_beside(results))
+    file = arguments.pop("out")
     rest = {name: value for name, value in arguments.items() if name != "seeds"}
     runs = [one(seed, **rest) for seed in arguments["seeds"]]
     result = {"versions": versions(), "settings": arguments, "runs": runs}
-    results.write_text(f"{json.dumps(result, indent=1)}\n", encoding="utf-8")
+    file.write_text(f"{json.dumps(result, indent=1)}\n", encoding="utf-8")
     print(*table(result)[1], sep="\n")
 
 

@@ -16,7 +16,7 @@ from pettingzoo import AECEnv
 
 from pettingllms.data.catalog import CATALOG
 from pettingllms.data.hub import divided
-from pettingllms.data.objects import as_path
+from pettingllms.data.rows import as_path
 from pettingllms.envs.aec import BRIDGES, clone_env, creator_of, made_by, made_with, takes_anything
 from pettingllms.envs.base import TextEnv
 from pettingllms.envs.reward_funcs import RewardFunction
@@ -29,7 +29,7 @@ from pettingllms.envs.several import (
     text_of,
 )
 from pettingllms.errors import ConfigError, SandboxUnavailable
-from pettingllms.models import SHIPPED
+from pettingllms.models import SHIPPED, shipped
 from pettingllms.policies.base_model import ModelSpec
 from pettingllms.policies.loading import PolicySpec, lora_config, open_base, policies_on
 from pettingllms.policies.policy_set import Base, PolicySet
@@ -44,13 +44,14 @@ from pettingllms.rollout.episode import AnyEnv
 from pettingllms.rollout.files import SAMPLES
 from pettingllms.samplers.api import ApiPartners
 from pettingllms.samplers.api_call import ApiSettings, read_key
-from pettingllms.samplers.base import SamplerSettings, is_partner
+from pettingllms.samplers.base import SamplerSettings
 from pettingllms.samplers.replies import ReplyLog
 from pettingllms.sandbox.isolation import held_by
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig
 from pettingllms.trainers.difficulty import SizedEnvs, sizes_of
 from pettingllms.trainers.per_policy import OF_THE_BASE, base_model, by_base, own_settings
 from pettingllms.trainers.presets import embedded_arguments
+from pettingllms.types import is_partner
 
 _OWN_FILE = re.compile(r"((?:judged:)?(?:program:)?)(.*\.py)(:[^:]*)?")
 _WORDS: Mapping[str, Collection[str]] = {"model": SHIPPED, "dataset": CATALOG, "api_key_file": ()}
@@ -272,7 +273,9 @@ def check_bases(
         ConfigError: a name or folder that is not a model.
     """
     for settings, _ in by_base(config, own_names(roles_to_policies)):
-        if named or base_model(settings) != base_model(config):
+        # Models of this package are there.
+        ours = shipped(settings.model) is not None and settings.revision is None
+        if not ours and (named or base_model(settings) != base_model(config)):
             check_model(str(settings.model), settings.revision)
 
 
@@ -365,8 +368,8 @@ def _part(
                 f"{setting} is of one environment, and {config.env} are several; give it by name: "
                 f"--env-args.{name}.{setting} {value}"
             )
-    own = own_arguments([*entries], config.env_args)[name]
-    alone = dataclasses.replace(config, env=entries[name].env, env_args=own)
+    arguments = own_arguments([*entries], config.env_args)[name]
+    alone = dataclasses.replace(config, env=entries[name].env, env_args=arguments)
     return make_env(alone, split, divide=divide)
 
 
@@ -384,7 +387,9 @@ def training_env(
         return with_rewards(make_env(changed, "train", source, divide=True), functions)
 
     env = made({})
-    if config.difficulty_pools and isinstance(env.unwrapped, SeveralEnvs):
+    if not config.difficulty_pools:
+        return env
+    if isinstance(env.unwrapped, SeveralEnvs):
         raise ConfigError(
             f"difficulty_pools draw tasks of one environment, and {config.env} are several; leave them out"
         )
@@ -411,7 +416,7 @@ def with_rewards(env: AnyEnv, functions: Sequence[RewardFunction]) -> AnyEnv:
     if not functions:
         return env
     if isinstance(several := env.unwrapped, SeveralEnvs):
-        parts = {name: with_rewards(part, functions) for name, part in several.parts.items()}
+        parts = {name: with_rewards(single, functions) for name, single in several.parts.items()}
         paying = SeveralEnvs(parts, several.weights)
         paying.reward_funcs = tuple(functions)
         return paying

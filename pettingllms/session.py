@@ -36,6 +36,7 @@ from pettingllms.assembly import (
     name_of_env,
     training_env,
 )
+from pettingllms.envs.aec import seats_of
 from pettingllms.envs.reward_funcs import RewardFunction, reward_functions
 from pettingllms.errors import (
     ConfigError,
@@ -44,7 +45,7 @@ from pettingllms.errors import (
     SandboxUnavailable,
     WorkersLost,
 )
-from pettingllms.evaluation import Evaluation, ablation, evaluate, held_out, report, seats_of
+from pettingllms.evaluation import Evaluation, ablation, evaluate, held_out, report
 from pettingllms.evaluation.chunks import Sampling
 from pettingllms.evaluation.compare import gains_of
 from pettingllms.evaluation.plots import curves
@@ -70,14 +71,13 @@ from pettingllms.runs import (
 from pettingllms.runs.trackers import numbers_only, open_trackers, tracker_names
 from pettingllms.sandbox.isolation import announce
 from pettingllms.trainers.advice import Advice, check_advise
-from pettingllms.trainers.at_grpo import ATGRPO
+from pettingllms.trainers.at_grpo import ATGRPO, last_step
 from pettingllms.trainers.callbacks import Callback, Display, Lines, called
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
 from pettingllms.trainers.fitting import check_method
 from pettingllms.trainers.method import Method
 from pettingllms.trainers.metrics import gaps
 from pettingllms.trainers.per_policy import any_full
-from pettingllms.trainers.schedule import last_step
 from pettingllms.trainers.verify import Verifier
 
 LATE = (
@@ -280,16 +280,18 @@ def plan_run(
     settings = resolve(located(config), env)
     if settings.embedded:
         torch.set_num_threads(1)
-    functions = reward_functions(settings.reward_funcs) if reward_funcs is None else reward_funcs
+    if reward_funcs is None and settings.reward_funcs is not None:
+        reward_funcs = reward_functions(settings.reward_funcs)
     # Held-out tasks are scored by the environment alone.
-    template = training_env(settings, env, functions)
+    template = training_env(settings, env, reward_funcs or ())
     roles_to_policies = parse_policies(settings.policies, *seats_of(template))
     check_method(settings, template, roles_to_policies, method)
     check_bases(settings, roles_to_policies, named=named)
     check_partners(settings, roles_to_policies, given=settings.api_base is not None)
     if settings.advise:
         check_advise(settings, roles_to_policies)
-    tracker_names(settings.report_to)
+    if settings.report_to != "none":
+        tracker_names(settings.report_to)
     if settings.push_to_hub is not None:  # now, and not only when all is trained
         if not settings.eval_tasks:
             raise ConfigError("push_to_hub shares what was measured; give eval_tasks above 0")

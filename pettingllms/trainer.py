@@ -316,9 +316,9 @@ def _settings_by(method: str | type[Method] | Method, config: ATGRPOConfig) -> d
     name, usual = path_of(method), ATGRPOConfig()
     if config.method != usual.method:
         return {"method": name}  # named in the settings, which it has filled in
-    kind = load_method(method) if isinstance(method, str) else method
+    method_class = load_method(method) if isinstance(method, str) else method
     # A function that makes a method has none.
-    preset = getattr(kind, "settings", {})
+    preset = getattr(method_class, "settings", {})
     unset = {n: v for n, v in preset.items() if getattr(config, n) == getattr(usual, n)}
     return {"method": name, **unset}
 

@@ -25,6 +25,15 @@ def role_of(agent: str) -> str:
     return match[1] if match else agent
 
 
+PARTNER = "api:"
+"""What the names of policies begin with that another server's model plays; the model follows."""
+
+
+def is_partner(policy: str) -> bool:
+    """Returns whether a model behind an API plays the policy: prompted in text, never trained."""
+    return policy.startswith(PARTNER)
+
+
 def policy_of(role: str, roles_to_policies: Mapping[str, str]) -> str:
     """The policy that plays a role, or an agent: its own, or else that of its role.
 
@@ -144,7 +153,7 @@ class Request:
     seed: int
     """All randomness of its completions; between -2**63 and 2**62, ignored when greedy."""
     memory: Any = field(default=None, compare=False, repr=False)
-    """A `Memory` (`pettingllms.samplers.memory`) of the conversation that the prompt may go on from."""
+    """A `Memory` (`pettingllms.samplers.base`) of the conversation that the prompt may go on from."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pettingllms.errors import GroupError, UnknownNameError
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.trainers.at_grpo import EPSILON
-from pettingllms.trainers.batch import PolicyBatch, policy_batches
 from pettingllms.trainers.config import ATGRPOConfig, resolve
+from pettingllms.trainers.losses import PolicyBatch, policy_batches
 from pettingllms.trainers.method_names import METHODS
 from pettingllms.types import Candidate, Completion, Group, GroupKey, Task
 
@@ -128,7 +128,8 @@ def test_equal_completions_are_one_sample_where_they_are_worth_the_same_and_all_
     group = a_group(0, 0, 1)
     pairs = zip(group.candidates, (0.5, 0.5, -1.0), strict=True)
     group = replace(group, candidates=tuple(replace(c, advantage=value) for c, value in pairs))
-    batch = policy_batches(resolve(ATGRPOConfig()), ["policy"], [group])["policy"]
+    config = resolve(ATGRPOConfig())
+    batch = policy_batches(config, {"policy": config}, [group])["policy"]
     assert [(sample.advantage, sample.count) for sample in batch.samples] == [(0.5, 2), (-1.0, 1)]
     assert (batch.replies, batch.tokens) == (3, 6)
     assert PolicyBatch.of(batch.samples).tokens == 6

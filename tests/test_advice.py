@@ -19,10 +19,9 @@ from pettingllms.policies.loading import load_policies
 from pettingllms.session import plan_run, run_training
 from pettingllms.trainers.advice import BLOCKS, MEASURED, Advice, Reading, Sums, expected
 from pettingllms.trainers.at_grpo import ATGRPO
-from pettingllms.trainers.batch import PolicyBatch
 from pettingllms.trainers.callbacks import Callback
 from pettingllms.trainers.config import ATGRPOConfig
-from pettingllms.trainers.losses import RoleGradients
+from pettingllms.trainers.losses import PolicyBatch, RoleGradients
 from pettingllms.trainers.metrics import LossMeter
 from pettingllms.types import Sample
 from pettingllms.viewer.folders import Source

@@ -14,11 +14,10 @@ from pettingllms.errors import ConfigError, NonFiniteError, SandboxUnavailable, 
 from pettingllms.policies.loading import load_policies
 from pettingllms.rollout.episode import tasks_of_step
 from pettingllms.rollout.trajectory import in_order
-from pettingllms.trainers.at_grpo import ATGRPO
-from pettingllms.trainers.batch import PolicyBatch, policy_batches
+from pettingllms.trainers.at_grpo import ATGRPO, last_step
 from pettingllms.trainers.config import ATGRPOConfig, resolve
+from pettingllms.trainers.losses import PolicyBatch, policy_batches
 from pettingllms.trainers.metrics import Clock
-from pettingllms.trainers.schedule import last_step
 from pettingllms.types import Request, Sample
 from tests import foreign_env
 from tests.graded_env import ALPHA, TURNS, GradedEnv, number_of
@@ -353,7 +352,7 @@ def test_equal_replies_are_computed_once_and_counted(model_dir):
     trainer = a_trainer(model_dir, max_completion_length=1, num_generations=32, tasks_per_step=2)
     tasks = tasks_of_step(trainer.env, "graded", 0, 2, 0)
     groups = in_order(trainer.credited(trainer.rollout(tasks, Clock())))
-    for policy, batch in policy_batches(trainer.config, trainer.trained, groups).items():
+    for policy, batch in policy_batches(trainer.config, trainer.settings, groups).items():
         samples = batch.samples
         mine = [group for group in groups if group.policy == policy]
         assert sum(sample.count for sample in samples) == sum(len(g.candidates) for g in mine)
@@ -386,7 +385,7 @@ def test_truncated_replies_can_be_left_out(model_dir):
     options = {"max_completion_length": 3, "num_generations": 16}
     groups, kept = stepped(a_trainer(model_dir, **options))
     trainer = a_trainer(model_dir, mask_truncated_completions=True, **options)
-    batches = policy_batches(trainer.config, trainer.trained, groups)
+    batches = policy_batches(trainer.config, trainer.settings, groups)
     cut = Counter(g.policy for g in groups for c in g.candidates if c.completion.truncated)
     for policy, batch in batches.items():
         assert kept[f"{policy}/dropped_truncated"] == 0

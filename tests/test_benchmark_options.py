@@ -88,6 +88,26 @@ def test_a_mistake_is_one_line_with_a_hint(
     assert message.count("\n") == 1
 
 
+@pytest.mark.parametrize("name", ["airl", "alone", "hindsight", "late_outcome"])
+def test_other_settings_do_not_overwrite_what_is_published(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    option = {"hindsight": "tasks"}.get(name, "seeds")
+    monkeypatch.setattr(sys, "argv", [name, f"--{option}", "77"])
+    with pytest.raises(SystemExit):
+        importlib.import_module(f"benchmarks.{name}").main()
+    said = f"--{option} is not that of {name}.json; add --out FILE"
+    assert said in capsys.readouterr().err
+
+
+def test_defaults_and_other_files_are_written(tmp_path: Path) -> None:
+    for words in ([], ["--tokens", "5"], ["--tokens", "7", "--out", str(tmp_path / "file.json")]):
+        parser = Options("Measures something.")
+        parser.add_argument("--tokens", type=int, default=5)
+        out = parser.parse_beside(tmp_path / "published.json", words).out
+        assert out.name == ("file.json" if "--out" in words else "published.json")
+
+
 @pytest.mark.parametrize(
     ("words", "hint"),
     [

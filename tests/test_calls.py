@@ -29,8 +29,8 @@ from pettingllms.rollout.forest import flowing
 from pettingllms.rollout.shapes import SHAPES
 from pettingllms.rollout.trajectory import Trajectory, in_order, with_advantages
 from pettingllms.session import plan_run
-from pettingllms.trainers.batch import policy_batches
 from pettingllms.trainers.config import ATGRPOConfig, resolve
+from pettingllms.trainers.losses import policy_batches
 from pettingllms.trainers.method import Method
 from pettingllms.types import Group, Task
 from tests.test_estimators_golden import cases, decision
@@ -220,7 +220,8 @@ def test_a_token_weighs_as_much_as_in_the_table(norm: str) -> None:
     played = [episode(0, "pwp", success=True), episode(1, "p")]
     groups = in_order(played)
     credited = in_order(with_advantages(played, groups, [1.0] * len(groups)))
-    (batch,) = policy_batches(config_of("matpo", loss_norm=norm), ["p"], credited).values()
+    config = config_of("matpo", loss_norm=norm)
+    (batch,) = policy_batches(config, {"p": config}, credited).values()
     assert sum(sample.count for sample in batch.samples) == 4
     rows = {"roots": "over planner rollouts", "replies": "over all sequences"}
     (name,) = [
@@ -235,7 +236,8 @@ def test_an_episode_without_a_call_counts_for_the_workers_loss_as_well() -> None
     groups = in_order(played)
     credited = in_order(with_advantages(played, groups, [1.0] * len(groups)))
     apart = [replace(group, policy=group.key.agent) for group in credited]
-    batches = policy_batches(config_of("matpo"), ["planner_0", "worker_0"], apart)
+    config = config_of("matpo")
+    batches = policy_batches(config, {"planner_0": config, "worker_0": config}, apart)
     assert [batch.replies for batch in batches.values()] == [2, 2]
 
 

@@ -7,15 +7,15 @@ import random
 import pytest
 
 from benchmarks.priming import coding_parts, plan_path_parts
-from pettingllms.data import chains, coding, grammar
+from pettingllms.data import coding
 from pettingllms.data.splits import SPLITS
-from pettingllms.envs import coding_runs, coding_v0
+from pettingllms.envs import coding_judge, coding_v0
 from pettingllms.envs.coding_text import parse_program, parse_tests
 from pettingllms.envs.parsing import ParseError
 from pettingllms.errors import ConfigError
 from pettingllms.sandbox import Case, open_sandbox
 
-FAMILIES = [family.name for family in grammar.FAMILIES]
+FAMILIES = [family.name for family in coding.FAMILIES]
 lengths = pytest.mark.parametrize("steps", [1, 2, 4, 5])
 
 
@@ -30,16 +30,16 @@ def sandbox():
 def test_a_chain_computes_what_its_program_computes(family, steps, sandbox):
     rng = random.Random(f"{family} {steps}")
     for function in (True, False):
-        chain = chains.draw(rng, family, steps, "train")
+        chain = coding.draw(rng, family, steps, "train")
         task = coding.from_composition(chain, rng, function=function, id="task")
         forms = {
             chain.program(function=function, short=short, long=long)
             for short in (True, False)
             for long in (True, False)
         }
-        for results in coding_runs.run_tests(task, sorted(forms), sandbox.run):
+        for results in coding_judge.run_tests(task, sorted(forms), sandbox.run):
             for test, result in zip(task.tests, results, strict=True):
-                assert coding_runs.passes(test, result, task.function), (chain.name, test, result)
+                assert coding_judge.passes(test, result, task.function), (chain.name, test, result)
 
 
 @pytest.mark.parametrize("steps", [2, 4, 6])
@@ -52,7 +52,7 @@ def test_a_generated_task_has_the_steps_and_the_split_that_were_asked_for(split,
         assert task.reference not in task.mutants
     rng = random.Random(0)
     for family in FAMILIES:
-        chain = chains.draw(rng, family, steps, split)
+        chain = coding.draw(rng, family, steps, split)
         assert (len(chain.links), chain.split) == (steps, split)
 
 
@@ -106,10 +106,10 @@ def test_workings_of_parts_end_in_what_the_chain_computes(sandbox):
     rng = random.Random(5)
     for _ in range(40):
         chain = coding_parts.draw(rng)
-        values = grammar.random_values(rng, chain.family, 4)
-        text = grammar.input_text(chain.family, values, function=False)
+        values = coding.random_values(rng, chain.family, 4)
+        text = coding.input_text(chain.family, values, function=False)
         ((result,),) = sandbox.run([chain.program(function=False)], [Case(stdin=text)])
-        output = grammar.output_text(chain.run(values), function=False)
+        output = coding.output_text(chain.run(values), function=False)
         assert result.stdout.split() == output.split()
         words = coding_parts.working(chain, values, short=False).split()
         if chain.arithmetic:

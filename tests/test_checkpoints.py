@@ -50,15 +50,20 @@ def new_trainer(model: Path, config: ATGRPOConfig = CONFIG) -> ATGRPO:
 def with_a_resumed_twin(model: Path, config: ATGRPOConfig, run: Path) -> tuple[ATGRPO, ATGRPO]:
     """Two trainers after six steps, of which the second resumed from the first one's third."""
     trainer, twin = new_trainer(model, config), new_trainer(model, config)
+    resume_twin(trainer, twin, run, steps=3)
+    return trainer, twin
+
+
+def resume_twin(trainer: ATGRPO, twin: ATGRPO, run: Path, steps: int) -> None:
+    """Lets `twin` go on from what `trainer` saves after so many steps; both make as many more."""
     with new_folder(run) as folder:
-        for _ in range(3):
+        for _ in range(steps):
             trainer.train_step()
         checkpoints.save(folder, trainer)
         checkpoints.resume(folder, twin)
     for learner in (trainer, twin):
-        for _ in range(3):
+        for _ in range(steps):
             learner.train_step()
-    return trainer, twin
 
 
 def weights(trainer: ATGRPO) -> dict[str, torch.Tensor]:

@@ -5,13 +5,13 @@ import random
 import pytest
 
 from benchmarks.priming import coding as demos
-from pettingllms.data import coding, grammar
-from pettingllms.envs import coding_runs, coding_v0
+from pettingllms.data import coding
+from pettingllms.envs import coding_judge, coding_v0
 from pettingllms.envs.coding_text import compact_prompt, parse_program, parse_tests
 from pettingllms.envs.parsing import ParseError
 from pettingllms.sandbox import Case, open_sandbox
 
-TRAINING = grammar.COMPOSITIONS["train"]
+TRAINING = coding.COMPOSITIONS["train"]
 PROGRAMS = {
     composition.program(function=function): (composition, function)
     for composition in TRAINING
@@ -47,7 +47,7 @@ def outputs(sandbox, program, tests, function):
     ]
     ((*results,),) = sandbox.run([program], cases)
     return [
-        coding_runs.passes(test, result, "solve" if function else None)
+        coding_judge.passes(test, result, "solve" if function else None)
         for test, result in zip(tests, results, strict=True)
     ]
 

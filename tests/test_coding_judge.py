@@ -9,11 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pettingllms.data import coding, grammar
+from pettingllms.data import coding
 from pettingllms.data.asserts import Test as Pair
 from pettingllms.envs import coding_v0
-from pettingllms.envs.coding_judge import WRONG_COST, judged, score
-from pettingllms.envs.coding_runs import is_example
+from pettingllms.envs.coding_judge import WRONG_COST, is_example, judged, score
 from pettingllms.envs.coding_text import MAX_TESTS, NOT_RUN
 from pettingllms.envs.coding_v0 import (
     LIMITS,
@@ -181,7 +180,7 @@ TASKS = 8
 def composed(number):
     """A composition, with an example in the statement, and a way to work out right tests."""
     rng = random.Random(f"strategies {number}")
-    composition, function = rng.choice(grammar.COMPOSITIONS["train"]), number % 3 == 0
+    composition, function = rng.choice(coding.COMPOSITIONS["train"]), number % 3 == 0
     task = coding.from_composition(composition, rng, function=function, id=f"{number}")
     shown = task.tests[0]
     question = f"{task.question}\nExample: input {shown.input} output {shown.output}"
@@ -194,11 +193,11 @@ def composed(number):
     }
     worked: list[tuple[str, str]] = []
     while len({input_text for input_text, _ in worked}) < 2 * MAX_TESTS:
-        values = grammar.random_values(rng, composition.family, 6)
+        values = coding.random_values(rng, composition.family, 6)
         worked.append(
             (
-                grammar.input_text(composition.family, values, function=function),
-                grammar.output_text(composition.run(values), function=function),
+                coding.input_text(composition.family, values, function=function),
+                coding.output_text(composition.run(values), function=function),
             )
         )
     if function:

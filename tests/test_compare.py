@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pettingllms.envs.coding_runs import same_output, same_value
+from pettingllms.envs.coding_judge import same_output, same_value
 
 # Printed text
 

@@ -9,10 +9,8 @@ import sys
 
 import pytest
 
-from pettingllms.data import corpora
-from pettingllms.data.corpora import open_corpus, open_passages
-from pettingllms.data.questions import Passage
-from pettingllms.data.retrieval import Index
+from pettingllms.data import retrieval
+from pettingllms.data.retrieval import Index, Passage, open_corpus, open_passages
 from pettingllms.errors import DatasetError, UnknownNameError
 
 ROWS = (
@@ -80,13 +78,13 @@ def test_a_mapped_index_finds_what_one_in_memory_finds(tmp_path):
 
 def test_an_index_is_built_once_and_again_only_where_the_corpus_has_changed(tmp_path, monkeypatch):
     built = []
-    build = corpora._build
+    build = retrieval._build
 
     def counting(*arguments):
         built.append(arguments)
         build(*arguments)
 
-    monkeypatch.setattr(corpora, "_build", counting)
+    monkeypatch.setattr(retrieval, "_build", counting)
     corpus, cache = written(tmp_path / "c.jsonl", ROWS), tmp_path / "cache"
     for _ in range(3):
         open_corpus(corpus, cache)
@@ -101,7 +99,7 @@ def test_of_several_processes_one_builds_and_all_find_the_same(tmp_path):
     code = (
         "import logging, sys\nfrom pathlib import Path\n"
         "logging.basicConfig(level=logging.INFO, stream=sys.stdout, format='%(message)s')\n"
-        "from pettingllms.data.corpora import open_corpus\n"
+        "from pettingllms.data.retrieval import open_corpus\n"
         f"index = open_corpus({str(corpus)!r}, Path({str(tmp_path / 'cache')!r}))\n"
         "print(index.search('word7 crab', 3))"
     )

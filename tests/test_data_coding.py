@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from pettingllms.data import coding, grammar, splits
+from pettingllms.data import coding, splits
 from pettingllms.data.asserts import Test as Pair
 from pettingllms.data.coding_schemas import load_tasks
-from pettingllms.envs import coding_runs
+from pettingllms.envs import coding_judge
 from pettingllms.errors import DatasetError
 from pettingllms.sandbox import Case, Limits, open_sandbox
 
@@ -34,7 +34,7 @@ def verdicts(sandbox, task, programs):
     results = sandbox.run(programs, cases, limits=Limits(cpu_s=5))
     return [
         [
-            coding_runs.passes(test, r, task.function)
+            coding_judge.passes(test, r, task.function)
             for test, r in zip(task.tests, row, strict=True)
         ]
         for row in results
@@ -63,7 +63,7 @@ def test_references_pass_their_hidden_tests_and_every_mutant_fails_one(split, sa
 def test_a_seed_gives_one_task_for_ever_and_of_its_own_split(split):
     programs = {
         composition.program(function=function)
-        for composition in grammar.COMPOSITIONS[split]
+        for composition in coding.COMPOSITIONS[split]
         for function in (True, False)
     }
     for seed in (*range(50), 1 << 40):
@@ -79,7 +79,7 @@ def test_seeds_and_splits_give_different_tasks():
 
 
 def test_a_function_and_a_program_of_one_composition_ask_for_the_same():
-    composition = grammar.COMPOSITIONS["train"][0]
+    composition = coding.COMPOSITIONS["train"][0]
     pair = [
         coding.from_composition(composition, random.Random(1), function=function, id="x")
         for function in (True, False)
@@ -250,9 +250,9 @@ def test_only_a_run_that_ended_well_can_pass(sandbox):
         [Case(stdin="")],
     )
     expected = Pair("", "4")
-    assert coding_runs.passes(expected, good, None)
-    assert not coding_runs.passes(expected, late, None)
-    assert not coding_runs.passes(expected, none, None)
-    assert not coding_runs.passes(expected, good, "f")  # printed, not returned
+    assert coding_judge.passes(expected, good, None)
+    assert not coding_judge.passes(expected, late, None)
+    assert not coding_judge.passes(expected, none, None)
+    assert not coding_judge.passes(expected, good, "f")  # printed, not returned
     for status in ("cpu_limit", "wall_limit", "memory_limit", "killed", "forbidden"):
-        assert not coding_runs.passes(expected, replace(good, status=status), None)
+        assert not coding_judge.passes(expected, replace(good, status=status), None)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from pettingllms.data import asserts
 from pettingllms.data.coding_schemas import as_row, load_tasks
 from pettingllms.data.rows import RowError
-from pettingllms.envs import coding_runs, coding_v0
-from pettingllms.envs.coding_runs import passes, prepared, run_inputs, run_tests, verified
+from pettingllms.envs import coding_judge, coding_v0
+from pettingllms.envs.coding_judge import passes, prepared, run_inputs, run_tests, verified
 from pettingllms.envs.coding_text import shown_to
 from pettingllms.errors import DatasetError
 from pettingllms.sandbox import Limits, open_sandbox
@@ -283,8 +283,8 @@ def test_a_published_task_is_played_by_coder_and_tester(tmp_path):
 
 def test_the_statements_examples_are_known_in_asserts():
     test = asserts.Test("f((1, 2))", "assert f((1, 2)) == [3]", asserts=True)
-    assert coding_runs.is_example("For example f((1, 2)) is [3].", test, "f")
-    assert not coding_runs.is_example("For example f((1, 2)) is [4].", test, "f")
+    assert coding_judge.is_example("For example f((1, 2)) is [3].", test, "f")
+    assert not coding_judge.is_example("For example f((1, 2)) is [4].", test, "f")
     assert asserts.as_json(asserts.Test("", "assert abs(f(1)) < 3", asserts=True), "f") is None
 
 

@@ -53,7 +53,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def test_a_hub_that_never_answers_is_given_up_and_the_cache_is_read(cache, monkeypatch):
-    monkeypatch.setattr("pettingllms.data.reach.HUB_SECONDS", 0.5)
+    monkeypatch.setattr("pettingllms.data.hub.HUB_SECONDS", 0.5)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
@@ -207,7 +207,7 @@ def test_a_hub_ids_files_are_downloaded_compressed_or_in_capitals_too(tmp_path, 
             path.write_bytes(gzip.compress(line) if name.endswith(".gz") else line)
         return str(tmp_path / "a1b2c3")
 
-    monkeypatch.setattr("pettingllms.data.reach.hub_answers", lambda: True)
+    monkeypatch.setattr("pettingllms.data.hub.hub_answers", lambda: True)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert asked(load_problems("us/set:sub")) == {"What is 7 + 1?"}
     assert asked(load_problems("us/set:b.jsonl.gz")) == {OTHER["question"]}

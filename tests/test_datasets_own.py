@@ -14,7 +14,7 @@ import datasets
 import pytest
 
 from pettingllms.assembly import make_env
-from pettingllms.data import coding_schemas, math, objects, question_schemas
+from pettingllms.data import coding_schemas, math, question_schemas, rows
 from pettingllms.data.coding_schemas import load_tasks
 from pettingllms.data.math import load_problems
 from pettingllms.data.question_schemas import load_questions
@@ -54,7 +54,7 @@ FIELDS: dict[str, Any] = {"coding": coding_schemas, "math": math, "search": ques
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(objects, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(rows, "CACHE", tmp_path / "cache")
 
 
 def sources(folder, row):

@@ -7,7 +7,7 @@ import pytest
 from pettingllms.data.asserts import Test as Pair
 from pettingllms.data.coding import CodingTask
 from pettingllms.data.coding_schemas import load_tasks
-from pettingllms.envs.coding_runs import verified
+from pettingllms.envs.coding_judge import verified
 from pettingllms.errors import DatasetError
 from pettingllms.sandbox import Limits, open_sandbox
 from tests.datasets_fixtures import (

@@ -19,7 +19,7 @@ from transformers import (
 from pettingllms.models import EMBEDDED
 from pettingllms.policies.packing import batch_logprobs, microbatches
 from pettingllms.policies.prefix_trial import share_prompts
-from pettingllms.samplers.decoding import PlainDecoding, SharedDecoding
+from pettingllms.samplers.transformers import PlainDecoding, SharedDecoding
 from pettingllms.types import Sample
 
 torch.set_num_threads(1)

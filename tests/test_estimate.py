@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import resource
@@ -14,12 +15,22 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from benchmarks.measure import saved_bytes
+from pettingllms.assembly import build_policies
 from pettingllms.cli import train
-from pettingllms.cli.estimate import Gpu, ModelShape, activation_bytes, dry_run, gpu_of
+from pettingllms.cli.estimate import (
+    Gpu,
+    ModelShape,
+    _NoneSilent,
+    activation_bytes,
+    dry_run,
+    gpu_of,
+)
 from pettingllms.errors import ConfigError
 from pettingllms.policies.packing import batch_logprobs, microbatches
 from pettingllms.policies.prefix_trial import share_prompts
 from pettingllms.policies.weights import LoraWeights
+from pettingllms.session import plan_run
+from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.types import Sample
 
@@ -181,10 +192,24 @@ def test_on_a_cpu_a_step_is_taken_and_nothing_written(tmp_path, monkeypatch):
     assert config is not None
     text = dry_run(config, "cpu")
     assert "measured with 4 of 8 tasks" in text
-    assert number(text, "all 3 steps") > 0
+    steps, played = number(text, "all 3 steps"), number(text, "9 evaluations of 100 tasks")
+    assert number(text, "the run") == pytest.approx(steps + played, rel=0.05)
     peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert number(text, "most memory") == pytest.approx(peak, rel=0.1)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_step_whose_memory_counts_has_a_gradient_from_every_completion() -> None:
+    # So cold that all replies to a prompt are equal, and no group has a signal.
+    words = ["--env", "plan_path", "--tasks-per-step", "1", "--num-generations", "4"]
+    config = train.parse([*words, "--temperature", "0.001"]).config
+    assert config is not None
+    plan = plan_run(config)
+    with contextlib.closing(build_policies(plan.config, plan.roles_to_policies)) as policies:
+        _, silent = ATGRPO(plan.config, plan.env, policies).take_step()
+        _, loud = _NoneSilent(plan.config, plan.env, policies).take_step()
+    assert silent["frac_reward_zero_std"] == 1
+    assert loud["frac_reward_zero_std"] == 0
 
 
 def test_this_machines_card_has_the_memory_that_it_reports(monkeypatch):

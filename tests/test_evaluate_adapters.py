@@ -276,7 +276,7 @@ def test_a_hub_out_of_reach_is_said_in_one_line_and_soon(
     words: list[str], listens: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("pettingllms.data.reach.HUB_SECONDS", 0.5)
+    monkeypatch.setattr("pettingllms.data.hub.HUB_SECONDS", 0.5)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     with socket.create_server(("127.0.0.1", 0)) as server:

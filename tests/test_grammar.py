@@ -7,11 +7,11 @@ from itertools import cycle
 
 import pytest
 
-from pettingllms.data import coding, grammar
+from pettingllms.data import coding
 from pettingllms.data.asserts import Test as Pair
-from pettingllms.data.grammar import COMPOSITIONS, FAMILIES, composed
+from pettingllms.data.coding import COMPOSITIONS, FAMILIES, composed
 from pettingllms.data.splits import SPLITS
-from pettingllms.envs import coding_runs
+from pettingllms.envs import coding_judge
 from pettingllms.sandbox import Case, Limits, open_sandbox
 
 ALL = [composition for split in SPLITS for composition in COMPOSITIONS[split]]
@@ -28,7 +28,7 @@ def sandbox():
 def fresh_values(family, count, longest=6):
     """Inputs that the probes behind the splits do not know, the shortest possible among them."""
     rng = random.Random("fresh values")
-    return [grammar.random_values(rng, family, n % longest + 1) for n in range(count)]
+    return [coding.random_values(rng, family, n % longest + 1) for n in range(count)]
 
 
 def covering(family):
@@ -44,7 +44,7 @@ def test_every_part_computes_what_its_code_computes(family, function, sandbox):
     compositions, inputs = covering(family), fresh_values(family, 12)
     assert {part for c in compositions for part in c.parts} == {p for s in family.stages for p in s}
     texts = [
-        grammar.input_text(compositions[0].family, values, function=function) for values in inputs
+        coding.input_text(compositions[0].family, values, function=function) for values in inputs
     ]
     cases = [Case(function="solve", args=t) if function else Case(stdin=t) for t in texts]
     programs = [composition.program(function=function) for composition in compositions]
@@ -52,8 +52,8 @@ def test_every_part_computes_what_its_code_computes(family, function, sandbox):
     for composition, row in zip(compositions, results, strict=True):
         for values, text, result in zip(inputs, texts, row, strict=True):
             value = composition.run(values)
-            expected = Pair(text, grammar.output_text(value, function=function))
-            assert coding_runs.passes(expected, result, "solve" if function else None), (
+            expected = Pair(text, coding.output_text(value, function=function))
+            assert coding_judge.passes(expected, result, "solve" if function else None), (
                 composition.name,
                 values,
                 result,
@@ -140,9 +140,9 @@ def test_neighbours_differ_in_exactly_one_part():
 
 def test_tasks_and_splits_are_the_same_in_every_process():
     script = (
-        "import zlib; from pettingllms.data import coding, grammar;"
-        "tasks = [coding.generate(seed, split) for seed in range(20) for split in grammar.SPLITS];"
-        "names = [[c.name for c in grammar.COMPOSITIONS[split]] for split in grammar.SPLITS];"
+        "import zlib; from pettingllms.data import coding;"
+        "tasks = [coding.generate(seed, split) for seed in range(20) for split in coding.SPLITS];"
+        "names = [[c.name for c in coding.COMPOSITIONS[split]] for split in coding.SPLITS];"
         "print(zlib.crc32(repr((tasks, names)).encode()))"
     )
     digests = {

@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pettingllms.errors import ConfigError
-from pettingllms.models import head
+from pettingllms.policies import packing
 from pettingllms.policies.prefix_trial import check_head
 from tests.tiny_lm import tiny_config, tiny_model
 
@@ -38,7 +38,7 @@ def scored(model, **options):
     states = torch.randn(TOKENS, 32, generator=generator).requires_grad_()
     ids = torch.randint(VOCABULARY, (TOKENS,), generator=generator)
     with Largest() as largest:
-        logprobs, entropy = head.token_logprobs(model, states, ids, temperature=0.7, **options)
+        logprobs, entropy = packing.token_logprobs(model, states, ids, temperature=0.7, **options)
         loss = logprobs.sin().sum() + (0 if entropy is None else entropy.square().sum())
         loss.backward()
     return logprobs.detach(), entropy, states.grad, largest.elements
@@ -51,7 +51,7 @@ def test_chunks_give_the_same_numbers_and_gradients_in_constant_size(monkeypatch
     model = tiny_model(config=tiny_config(vocab_size=VOCABULARY)).requires_grad_(False)
     whole = scored(model, **options)
     assert whole[3] == VOCABULARY * TOKENS
-    monkeypatch.setattr(head, "LOGITS_PER_CHUNK", 10 * VOCABULARY)
+    monkeypatch.setattr(packing, "LOGITS_PER_CHUNK", 10 * VOCABULARY)
     chunked = scored(model, **options)
     # The output layer's own weights are the largest tensor then.
     assert chunked[3] <= max(10 * VOCABULARY, 32 * VOCABULARY) < whole[3]

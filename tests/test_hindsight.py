@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,14 +22,13 @@ from pettingllms.envs.check import view
 from pettingllms.errors import ConfigError
 from pettingllms.policies.loading import load_policies
 from pettingllms.rollout.trajectory import Trajectory
-from pettingllms.runs import checkpoints
 from pettingllms.session import plan_run
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.types import Conversation, Group, Sample
 from tests import letters_env
 from tests.test_checkpoints import CONFIG as SMALL
-from tests.test_checkpoints import assert_same, new_folder, weights
+from tests.test_checkpoints import assert_same, resume_twin, weights
 from tests.test_estimators_golden import decision, made
 from tests.tiny_lm import save_tiny
 
@@ -120,11 +119,10 @@ class Table:
         self.read.append(text)
         return 9, 9
 
-    def sample_logprobs(self, policy: str, samples: list[Sample], *_: Any, **__: Any) -> Any:
-        assert policy == "p"
+    def sample_logprobs(self, asked: Iterable[tuple[str, Sample]], *_: Any) -> Any:
         return {
-            one: torch.tensor(self.logprobs[one.prompt_ids == (9, 9), one.token_ids])
-            for one in samples
+            ("p", one): torch.tensor(self.logprobs[one.prompt_ids == (9, 9), one.token_ids])
+            for _, one in asked
         }
 
 
@@ -214,12 +212,7 @@ def test_without_a_trainer_it_says_so() -> None:
 
 def test_a_resumed_run_is_the_uninterrupted_one(model: Path, tmp_path: Path) -> None:
     trainer, twin = trainer_of(model, 0.5), trainer_of(model, 0.5)
-    with new_folder(tmp_path / "run") as folder:
-        trainer.train_step()
-        checkpoints.save(folder, trainer)
-        checkpoints.resume(folder, twin)
-    for learner in (trainer, twin):
-        learner.train_step()
+    resume_twin(trainer, twin, tmp_path / "run", steps=1)
     assert_same(weights(twin), weights(trainer))
 
 

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from pettingllms.policies.packing import microbatches
-from pettingllms.trainers.batch import PolicyBatch
 from pettingllms.trainers.config import ATGRPOConfig, resolve
-from pettingllms.trainers.losses import policy_loss
+from pettingllms.trainers.losses import PolicyBatch, policy_loss
 from pettingllms.trainers.metrics import LossMeter
 from pettingllms.types import Sample
 

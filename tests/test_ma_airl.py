@@ -24,14 +24,13 @@ from pettingllms.methods.ma_airl import (
 )
 from pettingllms.policies.loading import load_policies
 from pettingllms.rollout.trajectory import Trajectory
-from pettingllms.runs import checkpoints
 from pettingllms.session import plan_run
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.types import Candidate, Task
 from tests import letters_env
 from tests.test_checkpoints import CONFIG as SMALL
-from tests.test_checkpoints import assert_same, new_folder, weights
+from tests.test_checkpoints import assert_same, resume_twin, weights
 from tests.test_estimators_golden import cases, decision, made
 from tests.tiny_lm import save_tiny
 
@@ -247,12 +246,7 @@ def test_the_solver_plays_training_tasks_in_the_policys_tokens(model: Path) -> N
 
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_byte(model: Path, tmp_path: Path) -> None:
     trainer, twin = trainer_of(model), trainer_of(model)
-    with new_folder(tmp_path / "run") as folder:
-        trainer.train_step()
-        checkpoints.save(folder, trainer)
-        checkpoints.resume(folder, twin)
-    for learner in (trainer, twin):
-        learner.train_step()
+    resume_twin(trainer, twin, tmp_path / "run", steps=1)
     assert_same(weights(twin), weights(trainer))
     ours, theirs = (learner.method.state_dict() for learner in (trainer, twin))
     assert set(ours) == {"writer writer", "reader reader"}

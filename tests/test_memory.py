@@ -22,9 +22,8 @@ from pettingllms.policies.prefix_trial import share_prompts
 from pettingllms.rollout.engine import RolloutEngine, _Cohort
 from pettingllms.rollout.episode import Episode
 from pettingllms.rollout.shapes import Tree
-from pettingllms.samplers import decoding
-from pettingllms.samplers.base import SamplingParams
-from pettingllms.samplers.memory import Memory
+from pettingllms.samplers import transformers
+from pettingllms.samplers.base import Memory, SamplingParams
 from pettingllms.samplers.transformers import BatchGenerator
 from pettingllms.session import run_training as train
 from pettingllms.trainers.config import ATGRPOConfig
@@ -55,7 +54,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         tokens.append(ids.numel())
         return forward(model, layout, ids, positions, keep)
 
-    monkeypatch.setattr(decoding, "forward", counting)
+    monkeypatch.setattr(transformers, "forward", counting)
     return tokens
 
 
@@ -206,7 +205,7 @@ def test_a_run_of_a_conversation_that_is_resumed_has_the_bytes_of_one_that_was_n
         used.append(layout)
         return ContinuedLayout(*layout)
 
-    monkeypatch.setattr(decoding, "ContinuedLayout", noting)
+    monkeypatch.setattr(transformers, "ContinuedLayout", noting)
     digests = list[bytes]()
     for cut in False, True:
         run = tmp_path / str(cut)

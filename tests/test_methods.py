@@ -16,12 +16,12 @@ from pettingllms.errors import UnknownNameError
 from pettingllms.rollout import shapes
 from pettingllms.rollout.trajectory import Trajectory, outcome_is_late
 from pettingllms.runs import config_text, read_config
-from pettingllms.runs.old_settings import upgraded
+from pettingllms.runs.folder import upgraded
 from pettingllms.session import plan_run
 from pettingllms.trainers import fitting, losses, method_names
-from pettingllms.trainers.batch import policy_batches
 from pettingllms.trainers.callbacks import Silent
 from pettingllms.trainers.config import ATGRPOConfig, resolve
+from pettingllms.trainers.losses import policy_batches
 from pettingllms.trainers.method import Method
 from pettingllms.trainers.method_names import METHODS, PARTS
 from pettingllms.types import Task
@@ -123,7 +123,7 @@ def test_only_the_decisions_of_the_turns_asked_for_are_trained_on():
     ]
     for turns, count in ((None, 6), ("1", 2), ("0,2", 4), ("7", 0)):
         config = resolve(ATGRPOConfig(train_turns=turns, silent_groups="count"))
-        (batch,) = policy_batches(config, ["p"], credited).values()
+        (batch,) = policy_batches(config, {"p": config}, credited).values()
         assert (len(batch.samples), batch.replies) == (count, count)
 
 
@@ -153,7 +153,7 @@ def test_igrpo_compares_and_trains_the_refinements_of_the_table(case):
         )
         for group in groups
     ]
-    (batch,) = policy_batches(config, ["p"], credited).values()
+    (batch,) = policy_batches(config, {"p": config}, credited).values()
     assert len(batch.samples) == sum(value != 0 for value in expected)
 
 

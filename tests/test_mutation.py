@@ -8,8 +8,8 @@ import pytest
 
 from pettingllms.data import coding
 from pettingllms.data.asserts import Test as Pair
-from pettingllms.envs import coding_runs
-from pettingllms.envs.coding_runs import CANDIDATES, known_wrong, mutants
+from pettingllms.envs import coding_judge
+from pettingllms.envs.coding_judge import CANDIDATES, known_wrong, mutants
 from pettingllms.errors import DatasetError
 from pettingllms.sandbox import Limits, open_sandbox
 
@@ -94,9 +94,9 @@ def test_a_program_without_such_places_has_no_mutants(program):
 def test_every_known_wrong_program_fails_a_hidden_test(task, outputs):
     wrong = known_wrong(task, outputs)
     assert len(wrong) == len(set(wrong)) >= 4
-    for row in coding_runs.run_tests(task, wrong, outputs):
+    for row in coding_judge.run_tests(task, wrong, outputs):
         passed = [
-            coding_runs.passes(test, r, task.function)
+            coding_judge.passes(test, r, task.function)
             for test, r in zip(task.tests, row, strict=True)
         ]
         assert not all(passed)

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pettingllms.policies.packing import microbatches
-from pettingllms.trainers.batch import PolicyBatch
 from pettingllms.trainers.config import ATGRPOConfig
-from pettingllms.trainers.losses import k3, policy_loss
+from pettingllms.trainers.losses import PolicyBatch, k3, policy_loss
 from pettingllms.trainers.metrics import LossMeter
 from pettingllms.types import Sample
 

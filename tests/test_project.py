@@ -84,7 +84,7 @@ def test_the_core_needs_no_deep_learning_library() -> None:
 # Budgets and hygiene
 
 
-LINES, NODES = 58_080, 369_988
+LINES, NODES = 57_949, 370_167
 
 
 def test_the_package_keeps_its_size() -> None:

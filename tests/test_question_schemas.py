@@ -9,7 +9,7 @@ import pytest
 from pettingllms.cli.data import main as data
 from pettingllms.data.catalog import CATALOG
 from pettingllms.data.question_schemas import load_questions
-from pettingllms.data.questions import Passage
+from pettingllms.data.retrieval import Passage
 from pettingllms.envs import search_v0
 from pettingllms.errors import DatasetError
 

@@ -73,17 +73,17 @@ RUN = [
 """Commands of the default suite; trainings of experiments are listed by them, not run."""
 LONGER = [
     f"update --model {TINY} --longest 4 --tokens-per-batch 64 {FEW}",
-    "late_outcome --tokens 1 --seeds 0",
-    "alone --tokens 1 --seeds 0 --tasks 2",
-    "leader --tokens 1 --seeds 0 --tasks 2",
-    "malt --tokens 1 --seeds 0 --tasks 2",
-    "rounds --tokens 1 --seeds 0 --tasks 2",
-    "ensemble --seeds 0 --tasks 2",
-    "gate --tokens 1 --seeds 0 --tasks 2",
+    "late_outcome --tokens 1 --seeds 0 --out made/late_outcome.json",
+    "alone --tokens 1 --seeds 0 --tasks 2 --out made/alone.json",
+    "leader --tokens 1 --seeds 0 --tasks 2 --out made/leader.json",
+    "malt --tokens 1 --seeds 0 --tasks 2 --out made/malt.json",
+    "rounds --tokens 1 --seeds 0 --tasks 2 --out made/rounds.json",
+    "ensemble --seeds 0 --tasks 2 --out made/ensemble.json",
+    "gate --tokens 1 --seeds 0 --tasks 2 --out made/gate.json",
     "learning --env math --seeds 0",
     "learning --env plan_path --seeds 0 --policies shared --out made/learned.json",
     "trust",
-    "airl --tokens 1 --tasks 2 --seeds 31",
+    "airl --tokens 1 --tasks 2 --seeds 31 --out made/airl.json",
     f"viewer --gigabytes 0.001 --run {LEARNED}",
     f"refill {LEARNED} --rounds 1",
     "parts --only plan_path --seeds 21 --out benchmarks/results/parts.json",
@@ -117,7 +117,7 @@ WITH_GAMES = [
 """Commands that need TextArena or PettingZoo's classic games: `make test-games`."""
 WITH_SMOLLM2 = [
     "prompts --replies 1 --envs math --kinds small --out made/prompts.json",
-    "hindsight --envs read --tasks 1",
+    "hindsight --envs read --tasks 1 --out made/hindsight.json",
 ]
 """Commands that load a pretrained model: `make test-real`."""
 ON_RAY = [

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pettingllms.data.questions import Passage
-from pettingllms.data.retrieval import MAX_WORDS, Index, words_of
+from pettingllms.data.retrieval import MAX_WORDS, Index, Passage, words_of
 
 GOLDEN = json.loads((Path(__file__).parent / "golden/search.json").read_text())
 BM25 = next(case for case in GOLDEN["cases"] if case["name"].startswith("BM25"))

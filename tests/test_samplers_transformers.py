@@ -14,8 +14,15 @@ from benchmarks.lengths import LengthGenerator
 from pettingllms.policies.prefix_trial import share_prompts
 from pettingllms.samplers import transformers
 from pettingllms.samplers.base import SamplingParams
-from pettingllms.samplers.decoding import PlainDecoding, SharedDecoding
-from pettingllms.samplers.transformers import BatchGenerator, branch, distribution, draw, uniform
+from pettingllms.samplers.transformers import (
+    BatchGenerator,
+    PlainDecoding,
+    SharedDecoding,
+    branch,
+    distribution,
+    draw,
+    uniform,
+)
 from tests.tiny_lm import tiny_config, tiny_model
 
 torch.set_num_threads(1)

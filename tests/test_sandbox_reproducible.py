@@ -53,3 +53,14 @@ def test_seeds_mean_what_they_mean_outside():
     expected = f"{random.random()} {random.Random(5).random()}\n"
     with open_sandbox("embedded", workers=1) as sandbox:
         assert sandbox.run([program], [Case()])[0][0].stdout == expected
+
+
+@pytest.mark.parametrize("seed", ["seed()", "random.seed()"])
+def test_a_function_that_seeds_with_nothing_draws_the_same_in_every_run(seed: str):
+    # Neither name is imported: function cases have both.
+    program = f"def f():\n    {seed}\n    return random.random()"
+    case = Case(function="f", args="[]")
+    with open_sandbox("embedded", workers=1) as sandbox:
+        results = [sandbox.run([program], [case])[0][0] for _ in range(3)]
+    assert len({(result.status, result.value) for result in results}) == 1
+    assert results[0].status == "ok"

@@ -32,9 +32,8 @@ from pettingllms.sandbox import (
     shared_sandbox,
 )
 from pettingllms.sandbox.isolation import held_by
-from pettingllms.sandbox.settings import LIMITS
 from pettingllms.sandbox.together import SHARED_CPU_S
-from pettingllms.sandbox.types import MAX_INPUT_BYTES
+from pettingllms.sandbox.types import LIMITS, MAX_INPUT_BYTES
 from tests.kernel import needs_namespaces
 
 FIXTURES = Path(__file__).parent / "fixtures" / "datasets"

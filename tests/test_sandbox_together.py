@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pettingllms.data import coding
-from pettingllms.envs import coding_runs, coding_v0
+from pettingllms.envs import coding_judge, coding_v0
 from pettingllms.sandbox import Case, Limits, RunResult, open_sandbox
 from pettingllms.sandbox.together import METHODS, SHARED_CPU_S, SharedRuns, is_simple
 from pettingllms.sandbox.types import OpenSandbox, Sandbox
@@ -149,7 +149,7 @@ def test_generated_tasks_are_judged_as_in_processes_of_their_own(sandbox) -> Non
     for seed in range(8):
         task = coding.generate(seed, "train")
         programs = [task.reference, *task.mutants]
-        cases = coding_runs.cases(
+        cases = coding_judge.cases(
             task, [*(test.input for test in task.tests), "", "x y", "[1]", '["a"]']
         )
         shared = SharedRuns(sandbox, LIMITS)(programs, cases)
@@ -211,7 +211,7 @@ def test_the_mutants_of_a_task_cost_one_process(sandbox) -> None:
     task = next(t for t in (coding.generate(seed, "train") for seed in range(9)) if not t.function)
     programs = [task.reference, *task.mutants]
     SharedRuns(counted, LIMITS)(
-        programs, coding_runs.cases(task, [test.input for test in task.tests])
+        programs, coding_judge.cases(task, [test.input for test in task.tests])
     )
     assert counted.runs == 1
 

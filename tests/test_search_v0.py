@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pettingllms.data.questions import Passage
+from pettingllms.data.retrieval import Passage
 from pettingllms.envs import check_env, search_v0
 from pettingllms.envs.search_text import SHOWN_CHARS, Lookup
 from pettingllms.envs.search_tools import tool_prompt

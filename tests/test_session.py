@@ -24,8 +24,8 @@ from pettingllms.evaluation.plots import curves, smooth
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.session import Summary, plan_run
 from pettingllms.session import run_training as train
-from pettingllms.trainers.batch import PolicyBatch
 from pettingllms.trainers.config import ATGRPOConfig, resolve
+from pettingllms.trainers.losses import PolicyBatch
 from tests import rows_env
 from tests.tiny_lm import save_tiny
 

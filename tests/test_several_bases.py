@@ -36,8 +36,8 @@ from pettingllms.serving.role_server import RoleServer
 from pettingllms.session import plan_run
 from pettingllms.session import run_training as train
 from pettingllms.trainers.at_grpo import ATGRPO
-from pettingllms.trainers.batch import PolicyBatch
 from pettingllms.trainers.config import ATGRPOConfig, resolve
+from pettingllms.trainers.losses import PolicyBatch
 from pettingllms.trainers.per_policy import own_settings
 from pettingllms.types import Request, Sample
 from tests.served import running

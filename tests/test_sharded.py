@@ -19,8 +19,8 @@ from pettingllms.distributed.ranks import ShardedATGRPO
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.sharded import ShardedPolicies
 from pettingllms.trainers.at_grpo import ATGRPO
-from pettingllms.trainers.batch import PolicyBatch
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
+from pettingllms.trainers.losses import PolicyBatch
 from pettingllms.types import Request, Sample
 from tests.tiny_lm import SHORT_RUN, save_tiny, save_tiny_llama
 

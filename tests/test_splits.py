@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pettingllms.data import arithmetic, coding, grammar
+from pettingllms.data import arithmetic, coding
 from pettingllms.data.arithmetic import Step, Story
 from pettingllms.data.math import question_split
 from pettingllms.data.splits import SPLITS, split_of
@@ -74,7 +74,7 @@ def test_the_split_of_a_question_does_not_depend_on_the_order_of_its_words(words
 def test_no_known_wrong_program_solves_a_task_of_a_split_held_out_from_its_own(split):
     programs: dict[str, set[str]] = defaultdict(set)
     for other in SPLITS:
-        for composition in grammar.COMPOSITIONS[other]:
+        for composition in coding.COMPOSITIONS[other]:
             for function in (False, True):
                 programs[other].add(composition.program(function=function))
     held_out = {text for o in SPLITS if o not in ("train", split) for text in programs[o]}
@@ -83,10 +83,10 @@ def test_no_known_wrong_program_solves_a_task_of_a_split_held_out_from_its_own(s
     assert not held_out & {*wrong}
 
 
-@pytest.mark.parametrize("family", grammar.FAMILIES, ids=[f.name for f in grammar.FAMILIES])
+@pytest.mark.parametrize("family", coding.FAMILIES, ids=[f.name for f in coding.FAMILIES])
 def test_no_known_wrong_program_behaves_like_a_held_out_one(family):
     rng = random.Random("other inputs than those that the splits are made with")
-    inputs = [grammar.random_values(rng, family, 1 + n % 6) for n in range(100)]
+    inputs = [coding.random_values(rng, family, 1 + n % 6) for n in range(100)]
 
     def behavior(composition):
         return repr([composition.run(values) for values in inputs])
@@ -94,10 +94,10 @@ def test_no_known_wrong_program_behaves_like_a_held_out_one(family):
     held_out = {
         behavior(composition)
         for split in ("val", "test")
-        for composition in grammar.COMPOSITIONS[split]
+        for composition in coding.COMPOSITIONS[split]
         if composition.family is family
     }
-    for composition in grammar.COMPOSITIONS["train"][::5]:
+    for composition in coding.COMPOSITIONS["train"][::5]:
         if composition.family is family:
             shown = [other for other in composition.neighbours() if other.split == "train"]
             assert len(shown) >= 4

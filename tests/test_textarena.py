@@ -18,7 +18,7 @@ from pettingzoo.test.api_test import api_test
 from pettingzoo.test.seed_test import seed_test
 
 from benchmarks import kuhn_game
-from pettingllms.contrib.games.generators import private, seeded
+from pettingllms.contrib.games.game_env import private, seeded
 from pettingllms.contrib.games.textarena_v0 import Eliminated, env
 from pettingllms.envs import check_env, clone_env, load_env, next_agent
 from pettingllms.envs.check import canonical, continued, scripted, view

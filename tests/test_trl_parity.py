@@ -19,9 +19,8 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import pad
 
 from pettingllms.policies.loading import load_policies
-from pettingllms.trainers.batch import PolicyBatch, policy_batches
 from pettingllms.trainers.config import ATGRPOConfig, resolve
-from pettingllms.trainers.losses import policy_loss
+from pettingllms.trainers.losses import PolicyBatch, policy_batches, policy_loss
 from pettingllms.trainers.metrics import LossMeter
 from pettingllms.types import Candidate, Completion, Group, GroupKey, Sample
 from tests.tiny_lm import save_tiny, tiny_tokenizer
@@ -298,7 +297,7 @@ def test_groups_without_variance_and_cut_completions_count_as_in_trl(
     )
     samples = some_samples(full)
     groups = as_groups(samples)
-    batch = policy_batches(resolve(config), ["coder"], groups)["coder"]
+    batch = policy_batches(resolve(config), {"coder": resolve(config)}, groups)["coder"]
     assert batch.silent == 1
     assert batch.truncated == 2
     assert (len(batch.samples) < batch.replies - batch.truncated) is not bool(terms)

@@ -8,7 +8,7 @@ import pytest
 
 from pettingllms.data.asserts import Test as Pair
 from pettingllms.data.coding import CodingTask
-from pettingllms.envs.coding_runs import verified
+from pettingllms.envs.coding_judge import verified
 from pettingllms.sandbox import Limits, open_sandbox
 
 # Generous by the clock, so that a busy machine does not decide which limit is broken first.

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pettingllms.policies.loading import load_policies
-from pettingllms.trainers import batch, losses
+from pettingllms.trainers import losses
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.trainers.verify import LATEST, Verifier
@@ -70,7 +70,7 @@ def test_a_sound_step_passes_every_check_and_is_not_changed_by_them(model_dir):
 
 
 def test_an_adapter_that_learns_from_another_roles_completions_is_found(model_dir, monkeypatch):
-    original = batch.policy_batches
+    original = losses.policy_batches
 
     def mixed(*arguments):
         batches = original(*arguments)

@@ -15,9 +15,8 @@ from pettingllms.cli import view
 from pettingllms.errors import ConfigError, UnknownNameError
 from pettingllms.rollout.files import METRICS, TRAJECTORIES, CandidateRow, DecisionRow, EpisodeRow
 from pettingllms.statistics import paired_difference
-from pettingllms.viewer.episodes import encoded, facts, parsed, shown
+from pettingllms.viewer.episodes import EpisodeIndex, encoded, facts, parsed, shown
 from pettingllms.viewer.folders import checked, sources_in
-from pettingllms.viewer.index import EpisodeIndex
 from pettingllms.viewer.library import Library
 from tests.viewer_runs import (
     HOSTILE,

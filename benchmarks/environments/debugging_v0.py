@@ -58,10 +58,10 @@ from benchmarks.environments.coding_calls import (
     shown,
 )
 from pettingllms.data.asserts import Test
-from pettingllms.data.objects import Source
-from pettingllms.envs import coding_runs, coding_v0
+from pettingllms.data.rows import Source
+from pettingllms.envs import coding_judge, coding_v0
 from pettingllms.envs.base import Outcome
-from pettingllms.envs.coding_runs import passes
+from pettingllms.envs.coding_judge import passes
 from pettingllms.envs.coding_text import shown_result, shown_to
 from pettingllms.envs.parsing import ParseError
 from pettingllms.envs.team_env import FORMAT_PENALTY, TeamArguments
@@ -183,7 +183,7 @@ class raw_env(coding_v0.raw_env):
         task, program = state.task, state.calls.made[-1].program
         run = SharedRuns(self.sandbox, self._limits_of(task, coding_v0.PROGRAM_SHARE))
         programs = [program, *filter(None, [task.reference])]
-        (mine, *_), *others = coding_runs.run_inputs(task, programs, [text], run)
+        (mine, *_), *others = coding_judge.run_inputs(task, programs, [text], run)
         wrong = None
         # Where the reference fails as well, nobody knows what is right.
         if others and others[0][0].status == "ok":

@@ -13,8 +13,8 @@ from functools import cache
 from typing import Any
 
 from benchmarks.priming.example import Demo
-from pettingllms.data import grammar
-from pettingllms.data.grammar import Composition, input_text, output_text
+from pettingllms.data import coding
+from pettingllms.data.coding import Composition, input_text, output_text
 from pettingllms.envs.coding_text import Attempt, Disagreement, compact_prompt
 
 RARE = frozenset({"threes", "square", "with_e"})
@@ -26,7 +26,7 @@ class Sampler:
     """Draws training compositions, with rare parts drawn rarely."""
 
     def __init__(self) -> None:
-        self.members = grammar.COMPOSITIONS["train"]
+        self.members = coding.COMPOSITIONS["train"]
         share = {"numbers": 5.0, "words": 2.0, "arithmetic": 3.0}
         counts = {name: sum(c.family.name == name for c in self.members) for name in share}
         self.weights = [
@@ -51,7 +51,7 @@ def _sampler() -> Sampler:
 
 def units() -> list[str]:
     """Small numbers, which are counted with, and words in capitals, which are seldom seen."""
-    return [*map(str, range(-60, 130)), *(word.upper() for word in grammar.WORDS)]
+    return [*map(str, range(-60, 130)), *(word.upper() for word in coding.WORDS)]
 
 
 def demo(rng: random.Random, habit: float) -> Demo:
@@ -100,14 +100,14 @@ def test_blocks(composition: Composition, values: list[Any], result: Any, *, fun
 
 def worked_test(composition: Composition, rng: random.Random, *, function: bool) -> str:
     """A valid test with its working: each value in turn, what is kept, and the result."""
-    values = grammar.random_values(rng, composition.family, rng.choice((3, 4)))
+    values = coding.random_values(rng, composition.family, rng.choice((3, 4)))
     blocks = test_blocks(composition, values, composition.run(values), function=function)
     return f"{working(composition, values)}\n{blocks}"
 
 
 def guessed_test(composition: Composition, rng: random.Random, *, function: bool) -> str:
     """A test whose output follows only the last words of the problem, without working."""
-    values = grammar.random_values(rng, composition.family, rng.choice((2, 3)))
+    values = coding.random_values(rng, composition.family, rng.choice((2, 3)))
     first, _, third = composition.parts
     guess = first.apply(*values) if composition.family.parameters == 2 else third.apply(values)
     return test_blocks(composition, values, guess, function=function)
@@ -138,7 +138,7 @@ def past(composition: Composition, rng: random.Random, *, function: bool) -> tup
             if rng.random() < 0.6
             else composition.program(function=function)
         )
-        values = grammar.random_values(rng, composition.family, rng.choice((2, 3, 4)))
+        values = coding.random_values(rng, composition.family, rng.choice((2, 3, 4)))
         right, got = composition.run(values), composition.parts[2].apply
         want = output_text(right, function=function)
         seen = output_text(_other(composition, values, got), function=function)

@@ -13,8 +13,8 @@ from typing import Any
 from benchmarks.priming import coding
 from benchmarks.priming.coding import fenced
 from benchmarks.priming.example import Demo
-from pettingllms.data import chains, grammar
-from pettingllms.data.grammar import CHANGE, KEEP, Composition, input_text, output_text
+from pettingllms.data import coding as grammar
+from pettingllms.data.coding import CHANGE, KEEP, Composition, input_text, output_text
 from pettingllms.envs.coding_text import Attempt, Disagreement, compact_prompt
 
 SINGLE = 0.3
@@ -55,8 +55,8 @@ def demo(rng: random.Random, habit: float = 0.0) -> Demo:  # noqa: ARG001 - it h
 
 def draw(rng: random.Random) -> Composition:
     """A chain of one or two steps of the training split."""
-    name = chains.pick(rng, list(chains.FAMILIES))
-    return chains.draw(rng, name, 1 if rng.random() < SINGLE else 2, "train")
+    name = grammar.pick(rng, list(grammar.SHARES))
+    return grammar.draw(rng, name, 1 if rng.random() < SINGLE else 2, "train")
 
 
 def working(chain: Composition, values: list[Any], *, short: bool) -> str:

@@ -9,16 +9,18 @@ Tokenizer and model are the base's own: every word is a token, and the model has
 
 from __future__ import annotations
 
-import logging
 import random
-import sys
 from pathlib import Path
 
-import torch
-
-from benchmarks.options import Options
 from benchmarks.priming.example import Demo
-from benchmarks.priming.prime import Phase, build_model, build_tokenizer, run_phase, save
+from benchmarks.priming.prime import (
+    Phase,
+    build_model,
+    build_tokenizer,
+    run_phase,
+    save,
+    small_command,
+)
 from pettingllms.envs.base import SPLITS
 from pettingllms.envs.crew_v0 import CONDUCTOR, JOBS, CrewState, raw_env
 
@@ -105,13 +107,7 @@ def prime(out: Path, seed: int = 0) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Primes the base."""
-    parser = Options(__doc__)
-    parser.add_argument("--out", type=Path, default=OUT, help="folder to write")
-    parser.add_argument("--seed", type=int, default=0, help="seed of weights and demonstrations")
-    options = parser.parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    torch.set_num_threads(1)
-    prime(options.out, options.seed)
+    small_command(argv, __doc__, OUT, prime)
 
 
 if __name__ == "__main__":

@@ -285,6 +285,25 @@ def main(argv: list[str] | None = None) -> None:
     save(model, tokenizer, options.out)
 
 
+def small_command(
+    argv: list[str] | None,
+    about: str,
+    out: Path,
+    prime: Callable[..., None],
+    **sizes: tuple[int, str],
+) -> None:
+    """Primes a base with `prime(out, seed=..., **sizes)`; options give each size, a default and its help."""
+    parser = Options(about)
+    parser.add_argument("--out", type=Path, default=out, help="folder to write")
+    sizes = {**sizes, "seed": (0, "seed of weights and demonstrations")}
+    for name, (default, text) in sizes.items():
+        parser.add_argument(f"--{name}", type=int, default=default, help=text)
+    options = vars(parser.parse_args(argv))
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    torch.set_num_threads(1)
+    prime(options.pop("out"), **options)
+
+
 def prime_small(out: Path, draw: Draw, units: Sequence[str], phase: Phase, seed: int) -> None:
     """Primes a base of two layers for one game and writes it as an ordinary Hugging Face checkpoint."""
     started = time.process_time()

@@ -12,17 +12,12 @@ five layers.
 
 from __future__ import annotations
 
-import logging
 import random
-import sys
 from pathlib import Path
 
-import torch
-
 from benchmarks.environments.signal_v0 import DOORS, SILENCE, WORDS, SignalState, env
-from benchmarks.options import Options
 from benchmarks.priming.example import Demo
-from benchmarks.priming.prime import Phase, prime_small
+from benchmarks.priming.prime import Phase, prime_small, small_command
 
 GOALS, WORDS_SAID = 2, 4
 OUT = Path(__file__).parents[1] / "out" / "signal" / "base"
@@ -80,15 +75,14 @@ def prime(out: Path, goals: int, words: int, seed: int = 0) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Primes the base."""
-    parser = Options(__doc__)
-    parser.add_argument("--out", type=Path, default=OUT, help="folder to write")
-    parser.add_argument("--goals", type=int, default=GOALS, help="doors of the game")
-    parser.add_argument("--words", type=int, default=WORDS_SAID, help="words of the game")
-    parser.add_argument("--seed", type=int, default=0, help="seed of weights and demonstrations")
-    options = parser.parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    torch.set_num_threads(1)
-    prime(options.out, options.goals, options.words, options.seed)
+    small_command(
+        argv,
+        __doc__,
+        OUT,
+        prime,
+        goals=(GOALS, "doors of the game"),
+        words=(WORDS_SAID, "words of the game"),
+    )
 
 
 if __name__ == "__main__":

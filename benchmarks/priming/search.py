@@ -19,7 +19,7 @@ import random
 from benchmarks.priming.example import Demo
 from pettingllms.data import facts
 from pettingllms.data.facts import World, asked, fact
-from pettingllms.data.questions import Passage
+from pettingllms.data.retrieval import Passage
 from pettingllms.envs.search_text import Lookup, compact_prompt
 
 ROLES = {"verifier": 0.3, "searcher": 0.3, "answerer": 0.25, "solver": 0.15}

@@ -40,11 +40,11 @@ from pettingllms.data.question_schemas import QUESTIONS
 from pettingllms.data.rows import ending_of
 from pettingllms.data.splits import SPLITS
 from pettingllms.data.sudoku import PUZZLE_FILES
-from pettingllms.envs.coding_runs import verified
+from pettingllms.envs.coding_judge import verified
 from pettingllms.envs.coding_v0 import LIMITS
 from pettingllms.errors import ConfigError, DatasetError, UnknownNameError, did_you_mean
 from pettingllms.sandbox import SandboxSettings, open_sandbox
-from pettingllms.sandbox.settings import HELP
+from pettingllms.sandbox.types import HELP
 
 KINDS: dict[str, Kind[Any]] = {
     # The first schema that fits a row is taken, so the stricter kinds come first: a Sudoku is also

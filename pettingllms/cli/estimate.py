@@ -12,6 +12,7 @@ import dataclasses
 import re
 import resource
 import sys
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,17 +22,21 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from pettingllms.assembly import build_policies
+from pettingllms.assembly import build_policies, make_env
 from pettingllms.envs.aec import AnyEnv, observe_text
 from pettingllms.envs.base import next_agent
 from pettingllms.envs.several import longest, parts_of
 from pettingllms.errors import ConfigError, did_you_mean
-from pettingllms.models import model_path
-from pettingllms.models.gguf import SMOLLM2
-from pettingllms.models.head import LOGITS_PER_CHUNK
+from pettingllms.evaluation import evaluate, held_out
+from pettingllms.evaluation.ablation import role_teams
+from pettingllms.evaluation.chunks import EPISODES_AT_ONCE
+from pettingllms.models import SMOLLM2, model_path
+from pettingllms.policies.packing import LOGITS_PER_CHUNK
+from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import own_names, trained_policies
 from pettingllms.policies.sources import check_model
 from pettingllms.rollout.shapes import RolloutShape
+from pettingllms.rollout.trajectory import Trajectory, in_order, with_advantages
 from pettingllms.runs import config_text
 from pettingllms.samplers.base import DEFAULT_TOKENS_PER_BATCH
 from pettingllms.session import TrainPlan, plan_run
@@ -439,23 +444,71 @@ def _rehearsal(env: AnyEnv) -> list[str]:
 
 
 def _measured(plan: TrainPlan) -> list[str]:
-    """The time of a step on this machine, from one of at most `MEASURED_TASKS` tasks."""
+    """The time of a step and of an evaluation on this machine, from a few tasks of each."""
     config = plan.config
-    tasks = min(MEASURED_TASKS, config.tasks_per_step)
+    tasks, rounds = min(MEASURED_TASKS, config.tasks_per_step), _evaluations(plan)
     with contextlib.closing(build_policies(config, plan.roles_to_policies)) as policies:
-        for count in (1, tasks):  # first calls take longer, so that the first step does not count
+        _evaluated(plan, policies)  # first calls take longer, so that the second ones count
+        for count in (1, tasks):
             small = dataclasses.replace(config, tasks_per_step=count, workers=0)
             _, metrics = ATGRPO(small, plan.env, policies).train_step()
+        _NoneSilent(small, plan.env, policies).train_step()
+        held, played_s = _evaluated(plan, policies)
     scale = config.tasks_per_step / tasks
-    lines = [f"#   {duration(scale * metrics[f'time/{phase}']):>9}  {phase}" for phase in TIMED]
-    total = duration(scale * metrics["time/step"] * config.max_steps)
-    return [
-        "",
-        f"# Time of a step on this machine, measured with {tasks} of {config.tasks_per_step} tasks",
-        *lines,
-        f"#   {total:>9}  all {config.max_steps} steps, without evaluation",
-        f"#   {size(_peak()):>9}  most memory of this process in these steps",
+    steps_s = scale * metrics["time/step"] * config.max_steps
+    lines = [
+        (f"{duration(scale * metrics[f'time/{phase}'])}", f"{phase}, of a step") for phase in TIMED
     ]
+    lines += [
+        (duration(steps_s), f"all {config.max_steps} steps"),
+        (duration(rounds * played_s), f"{rounds} evaluations of {config.eval_tasks} tasks"),
+        (duration(steps_s + rounds * played_s), "the run"),
+        (size(_peak()), "most memory of this process, in a step without silent groups"),
+    ]
+    head = (
+        f"# Time on this machine, measured with {tasks} of {config.tasks_per_step} tasks of a step"
+    )
+    more = f", {held} of {config.eval_tasks} of an evaluation" if held else ""
+    return ["", head + more, *(f"#   {value:>9}  {what}" for value, what in lines)]
+
+
+def _evaluated(plan: TrainPlan, policies: PolicySet) -> tuple[int, float]:
+    """Plays some of the held-out tasks; returns how many, and the seconds that all of them take."""
+    config = plan.config
+    if not config.eval_tasks:
+        return 0, 0.0
+    env = make_env(config, "test", plan.source, divide=True)
+    held = held_out(env, "test", min(EPISODES_AT_ONCE, config.eval_tasks))
+    began = time.monotonic()
+    evaluate(
+        env,
+        policies,
+        tasks=held,
+        max_new_tokens=config.max_completion_length,
+        temperature=config.temperature,
+        scoring_threads=config.scoring_threads,
+    )
+    return len(held), (time.monotonic() - began) * config.eval_tasks / len(held)
+
+
+class _NoneSilent(ATGRPO):
+    """Learns from every completion: an untrained team's groups are often silent, and a step then takes less memory than later ones."""
+
+    def credited(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        groups = [g for g in in_order(trajectories) if g.policy in self.casting.learners]
+        values = [float(place) for g in groups for place in range(1, len(g.candidates) + 1)]
+        return with_advantages(trajectories, groups, values)  # different, so that none are merged
+
+
+def _evaluations(plan: TrainPlan) -> int:
+    """How often a run plays its held-out tasks: before and after, sampled and greedy, in between, and once for each team of the roles' table."""
+    config = plan.config
+    if not config.eval_tasks:
+        return 0
+    trained = trained_policies(config.train_roles, plan.roles_to_policies)
+    between = config.max_steps // config.eval_steps if config.eval_steps else 0
+    compared = config.compare_roles and len(trained) > 1 and not config.workers
+    return 4 + between + (len(role_teams(trained)) if compared else 0)
 
 
 def _peak() -> int:

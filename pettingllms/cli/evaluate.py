@@ -296,8 +296,8 @@ def dry_run(options: EvalConfig) -> str:
     from pettingllms.envs.several import longest
     from pettingllms.evaluation.run import plan_of
     from pettingllms.policies.roles import own_names
-    from pettingllms.samplers.base import is_partner
     from pettingllms.trainers.per_policy import by_base
+    from pettingllms.types import is_partner
 
     plan = plan_of(options)
     turns, decisions = longest(plan.env)

@@ -244,8 +244,7 @@ class OptionParser(CommandParser):
     def _from_file(self, path: Path) -> dict[str, str]:
         import yaml  # of the train extra, which other commands do without
 
-        from pettingllms.runs.folder import yaml_mistake
-        from pettingllms.runs.old_settings import upgraded
+        from pettingllms.runs.folder import upgraded, yaml_mistake
 
         try:
             values = yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -15,7 +15,7 @@ from pettingllms.cli.guard import dispatched
 from pettingllms.cli.options import CommandParser
 from pettingllms.errors import ConfigError
 from pettingllms.sandbox import Case, Limits, RunResult, SandboxSettings, open_sandbox
-from pettingllms.sandbox.settings import BACKENDS
+from pettingllms.sandbox.types import BACKENDS
 
 _MARKS = {"ok": "ok     ", "missing": "MISSING"}
 

@@ -120,9 +120,9 @@ def _run(run: str, options: ServeOptions) -> int:
     from pettingllms.policies.roles import own_names, parse_policies
     from pettingllms.policies.sources import TEAM
     from pettingllms.runs import CONFIG
-    from pettingllms.samplers.base import is_partner
     from pettingllms.samplers.vllm_args import installed
     from pettingllms.trainers.per_policy import common_settings
+    from pettingllms.types import is_partner
 
     settings = dict(options.over)
     vllm = settings.pop("vllm", None)

@@ -28,7 +28,6 @@ from typing import Generic, Literal, Protocol, TypeVar
 
 from pettingllms.data.catalog import benchmark_of
 from pettingllms.data.hub import locate
-from pettingllms.data.objects import Source
 from pettingllms.data.rows import (
     TABLES,
     DataFile,
@@ -37,6 +36,7 @@ from pettingllms.data.rows import (
     RejectedRow,
     Row,
     RowError,
+    Source,
     UnsupportedRow,
     rows,
 )

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from pettingllms.data.questions import Passage, Question
+from pettingllms.data.retrieval import Passage, Question
 from pettingllms.data.splits import Split, split_of
 from pettingllms.errors import ConfigError
 

@@ -18,10 +18,8 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from pettingllms.data import reach
 from pettingllms.data.catalog import CATALOG, DataSet
-from pettingllms.data.objects import Source, as_path
-from pettingllms.data.rows import TABLES, DataFile, Located, ending_of
+from pettingllms.data.rows import TABLES, DataFile, Located, Source, as_path, ending_of
 from pettingllms.data.splits import Split
 from pettingllms.errors import DatasetError, UnknownNameError, did_you_mean
 
@@ -299,7 +297,7 @@ def _snapshot(name: str, repository: str, revision: str, patterns: list[str]) ->
             "pip install 'pettingllms[train]'"
         ) from error
     # Where nothing answers, the hub's client would wait without end; its cache needs no answer.
-    alone = not reach.hub_answers()
+    alone = not hub_answers()
     try:
         return Path(
             huggingface_hub.snapshot_download(
@@ -316,8 +314,48 @@ def _snapshot(name: str, repository: str, revision: str, patterns: list[str]) ->
             f"there is no public data set https://huggingface.co/datasets/{repository}: {error}"
         ) from error
     except (OSError, EntryNotFoundError) as error:
-        reason = reach.silence() if alone else str(error).splitlines()[0].removeprefix("Got: ")
+        reason = silence() if alone else str(error).splitlines()[0].removeprefix("Got: ")
         raise DatasetError(
             f"cannot download {name} from https://huggingface.co/datasets/{repository}: "
             f"{reason}. {_OFFLINE.format(name=name)}"
         ) from error
+
+
+# Whether the hub is within reach. Its own client waits without end for an answer, and behind many firewalls a
+# connection is made, or seems to be, and nothing ever comes back.
+
+HUB_SECONDS = 4.0
+"""Until a hub that does not answer counts as out of reach."""
+
+
+def hub_answers() -> bool:
+    """Returns whether the hub's address answers, or refuses at once; True in offline mode.
+
+    What is refused at once is left to the hub's client, which says why.
+    """
+    import urllib.error
+    import urllib.request
+    from http.client import HTTPException
+
+    from huggingface_hub import constants
+
+    if constants.is_offline_mode():  # then it is not asked at all
+        return True
+    try:
+        url = f"{constants.ENDPOINT}/api/whoami-v2"  # small, whoever asks
+        urllib.request.urlopen(url, timeout=HUB_SECONDS).close()
+    except TimeoutError:
+        return False
+    except urllib.error.URLError as error:
+        # A status of 401 or 500 is an answer as well; its reason is a text.
+        return not isinstance(error.reason, TimeoutError)
+    except (OSError, HTTPException, ValueError):
+        pass
+    return True
+
+
+def silence() -> str:
+    """Says that the hub does not answer."""
+    from huggingface_hub import constants
+
+    return f"{constants.ENDPOINT} did not answer in {HUB_SECONDS:g} s"

@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any
 
 from pettingllms.data.dataset import Kind, Schema, load_source, normal_text
-from pettingllms.data.questions import Passage, Question
+from pettingllms.data.retrieval import Passage, Question
 from pettingllms.data.rows import (
     Row,
     RowError,

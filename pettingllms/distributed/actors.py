@@ -31,8 +31,8 @@ from pettingllms.policies.sharded import ShardedPolicies
 from pettingllms.rollout.shapes import RolloutShape
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.trainers.at_grpo import ATGRPO
-from pettingllms.trainers.batch import PolicyBatch
 from pettingllms.trainers.config import ResolvedConfig
+from pettingllms.trainers.losses import PolicyBatch
 from pettingllms.trainers.method import Casting, Method
 from pettingllms.trainers.metrics import Clock
 from pettingllms.trainers.per_policy import own_settings

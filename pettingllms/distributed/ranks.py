@@ -22,8 +22,8 @@ from pettingllms.errors import WorkersLost
 from pettingllms.policies.base_model import ModelSpec
 from pettingllms.policies.sharded import divided_optimizer, gathered_optimizer
 from pettingllms.trainers.at_grpo import ATGRPO
-from pettingllms.trainers.batch import PolicyBatch
 from pettingllms.trainers.config import ResolvedConfig
+from pettingllms.trainers.losses import PolicyBatch
 from pettingllms.trainers.metrics import LossMeter
 
 LEAST_CPUS = 0.001

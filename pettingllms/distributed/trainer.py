@@ -30,7 +30,7 @@ from pettingllms.distributed.pools import WORKERS, placed, pools_of
 from pettingllms.distributed.ranks import Ranks
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.trainers.at_grpo import ATGRPO
-from pettingllms.trainers.batch import PolicyBatch
+from pettingllms.trainers.losses import PolicyBatch
 from pettingllms.trainers.metrics import Clock
 from pettingllms.trainers.play import shards, tasks_of_batch
 from pettingllms.types import Task

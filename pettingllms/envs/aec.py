@@ -34,7 +34,6 @@ from pettingzoo.utils.wrappers.base import BaseWrapper
 
 from pettingllms.envs import arguments
 from pettingllms.envs.base import TextEnv
-from pettingllms.envs.files import importable
 from pettingllms.envs.several import Several, entries_of
 from pettingllms.errors import (
     CloneError,
@@ -43,7 +42,8 @@ from pettingllms.errors import (
     UnknownNameError,
     did_you_mean,
 )
-from pettingllms.registry import Registry, resolve
+from pettingllms.registry import Registry, importable, resolve
+from pettingllms.types import role_of
 
 AnyEnv = AECEnv[Any, Any, Any]
 NAMESPACE = "pettingllms/"
@@ -226,6 +226,16 @@ def _resolve(path: str) -> Callable[..., Any]:
         )
     made: Callable[..., Any] = creator
     return made
+
+
+def roles_of(env: AnyEnv) -> list[str]:
+    """The roles of an environment, each once, in turn order."""
+    return list(dict.fromkeys(role_of(str(agent)) for agent in env.possible_agents))
+
+
+def seats_of(env: AnyEnv) -> tuple[list[str], list[str]]:
+    """The roles and the agents of an environment, in turn order."""
+    return roles_of(env), list(map(str, env.possible_agents))
 
 
 def clone_env(env: AnyEnv) -> AnyEnv:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from pettingllms.data.asserts import Test, is_python, parse
 from pettingllms.data.coding import CodingTask
 from pettingllms.data.rows import RowError
-from pettingllms.envs.coding_runs import has_assertions, passes
+from pettingllms.envs.coding_judge import has_assertions, passes
 from pettingllms.envs.parsing import ParseError, shortened
 from pettingllms.sandbox import RunResult
 

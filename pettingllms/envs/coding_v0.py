@@ -84,17 +84,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Unpack, cast, get_args
 
-from pettingllms.data import chains, coding
+from pettingllms.data import coding
 from pettingllms.data.asserts import Test
 from pettingllms.data.coding import CodingTask
 from pettingllms.data.coding_schemas import load_tasks
-from pettingllms.data.objects import Source
+from pettingllms.data.rows import Source
 from pettingllms.data.splits import Split
-from pettingllms.envs import arguments, coding_runs, small_text
+from pettingllms.envs import arguments, coding_judge, small_text
 from pettingllms.envs.assertions import Run
 from pettingllms.envs.base import Outcome, metadata_of
-from pettingllms.envs.coding_judge import Matrix, Verdict, judged, score, up_to_a_hang
-from pettingllms.envs.coding_runs import passes
+from pettingllms.envs.coding_judge import Matrix, Verdict, judged, passes, score, up_to_a_hang
 from pettingllms.envs.coding_text import (
     Attempt,
     Disagreement,
@@ -144,7 +143,7 @@ class raw_env(TeamEnv):
     """The coder-tester environment; the module's docstring is its manual.
 
     Args:
-        dataset: None for generated tasks (`pettingllms.data.grammar`), or a published set (`livecodebench`,
+        dataset: None for generated tasks (`pettingllms.data.coding`), or a published set (`livecodebench`,
             `apps`, `code_contests`, `mbpp`, `humaneval`), a hub id, a file or folder
             (`pettingllms.data.coding_schemas`), or its rows.
         agents: "team", or "single" for the coder alone, the control of the team.
@@ -195,14 +194,14 @@ class raw_env(TeamEnv):
         dataset: Source | None = None,
         agents: Agents = "team",
         steps: tuple[int, int] = (3, 3),
-        families: Sequence[str] = tuple(chains.FAMILIES),
+        families: Sequence[str] = tuple(coding.SHARES),
         **kwargs: Unpack[TeamArguments],
     ) -> None:
         arguments.one_of("agents", agents, get_args(Agents))
-        least, most = chains.STEPS
+        least, most = coding.STEPS
         if not (len(steps) == 2 and least <= steps[0] <= steps[1] <= most):
             raise ConfigError(f"steps must be two numbers {least} <= a <= b <= {most}, got {steps}")
-        self.families = arguments.some_of("families", families, tuple(chains.FAMILIES))
+        self.families = arguments.some_of("families", families, tuple(coding.SHARES))
         self.steps = steps[0], steps[1]
         self._team = agents == "team"
         if self._team and "tester" in self.team_roles:
@@ -226,17 +225,17 @@ class raw_env(TeamEnv):
             return State(coding.generate(seed, split, self.steps, self.families))
         row = seed % len(self.tasks)
         if row not in self._prepared:
-            task = coding_runs.prepared(self.tasks[row], self._runner(self.tasks[row]))
+            task = coding_judge.prepared(self.tasks[row], self._runner(self.tasks[row]))
             self._prepared[row] = replace(task, mutants=self._unexposed(task))
         return State(self._prepared[row])
 
     def _unexposed(self, task: CodingTask) -> tuple[str, ...]:
         """Known-wrong programs that the examples in the problem statement do not tell from right ones."""
-        mutants = list(coding_runs.known_wrong(task, self._runner(task)))
-        shown = [t for t in task.tests if coding_runs.is_example(task.question, t, task.function)]
+        mutants = list(coding_judge.known_wrong(task, self._runner(task)))
+        shown = [t for t in task.tests if coding_judge.is_example(task.question, t, task.function)]
         if shown and mutants:
             examples = replace(task, tests=tuple(shown))
-            results = coding_runs.run_tests(examples, mutants, self._runner(task))
+            results = coding_judge.run_tests(examples, mutants, self._runner(task))
             mutants = [
                 mutant
                 for mutant, row in zip(mutants, results, strict=True)
@@ -290,8 +289,8 @@ class raw_env(TeamEnv):
         task = state.task
         runs = SharedRuns(self.sandbox, self._limits_of(task))
         programs = [self._program_of(text) for text in texts]
-        if not (coding_runs.has_assertions(task) or coding_runs.is_contest(task)):
-            cases = coding_runs.cases(task, [test.input for test in task.tests])
+        if not (coding_judge.has_assertions(task) or coding_judge.is_contest(task)):
+            cases = coding_judge.cases(task, [test.input for test in task.tests])
             runs.share([p for p in programs if not isinstance(p, ParseError)], cases)
         return [self._code(state, program, runs) for program in programs]
 
@@ -299,7 +298,7 @@ class raw_env(TeamEnv):
         if isinstance(program, ParseError):
             return self._unread(state, "coder_0", program.why)
         tests = state.task.tests
-        (results,) = coding_runs.run_tests(state.task, [program], run)
+        (results,) = coding_judge.run_tests(state.task, [program], run)
         verdicts = [
             passes(test, r, state.task.function) for test, r in zip(tests, results, strict=True)
         ]
@@ -328,11 +327,11 @@ class raw_env(TeamEnv):
         """
         task = state.task
         runs = SharedRuns(self.sandbox, self._limits_of(task, REFERENCE_SHARE))
-        # Something else stands beside the programs of the others (`coding_runs.run_inputs`): other runs
+        # Something else stands beside the programs of the others (`coding_judge.run_inputs`): other runs
         # than these.
-        if not (coding_runs.has_assertions(task) or coding_runs.is_contest(task)):
+        if not (coding_judge.has_assertions(task) or coding_judge.is_contest(task)):
             wanted = [task.reference, *task.mutants, state.program]
-            runs.share([p for p in wanted if p], coding_runs.cases(task, inputs))
+            runs.share([p for p in wanted if p], coding_judge.cases(task, inputs))
         return runs
 
     def _test(
@@ -369,7 +368,7 @@ class raw_env(TeamEnv):
         if not tests or not task.mutants:
             return 0.0
         inputs = [test.input for test in tests]
-        rows = coding_runs.run_inputs(task, task.mutants, inputs, run)
+        rows = coding_judge.run_inputs(task, task.mutants, inputs, run)
         caught = sum(
             not all(passes(t, r, task.function) for t, r in zip(tests, row, strict=True))
             for row in rows
@@ -403,7 +402,7 @@ class raw_env(TeamEnv):
         """Runs a program, which may be empty, on each input."""
         if not inputs:
             return {}
-        (results,) = coding_runs.run_inputs(task, [program], inputs, run)
+        (results,) = coding_judge.run_inputs(task, [program], inputs, run)
         return dict(zip(inputs, results, strict=True))
 
     def _limits_of(self, task: CodingTask, share: float = 1.0) -> Limits:
@@ -440,7 +439,7 @@ class raw_env(TeamEnv):
             # One tester's input must not bear on another's, so that none ends the list.
             run = SharedRuns(self.sandbox, limits, end_at_limit=False)
             for program, results in zip(
-                distinct, coding_runs.run_inputs(task, distinct, inputs, run), strict=True
+                distinct, coding_judge.run_inputs(task, distinct, inputs, run), strict=True
             ):
                 ran = dict(zip(inputs, results, strict=True))
                 rows[program] = tuple(passes(t, ran[t.input], task.function) for t in columns)

@@ -61,7 +61,7 @@ from typing import Any, ClassVar, Unpack, cast, get_args
 
 from pettingllms.data import arithmetic
 from pettingllms.data.math import PREFIX, MathProblem, ReasoningGym, load_problems
-from pettingllms.data.objects import Source
+from pettingllms.data.rows import Source
 from pettingllms.data.splits import Split
 from pettingllms.envs import arguments
 from pettingllms.envs.base import Outcome, metadata_of

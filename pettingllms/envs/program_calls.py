@@ -132,11 +132,11 @@ def _message(given: Any) -> dict[str, Any]:
         raise NotServed(400, f"a message has the role {role!r}; known: {', '.join(_ROLES)}")
     content = given.get("content")
     if isinstance(content, list):  # parts, of which text alone can be read
-        if not all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):
+        if not all(isinstance(piece, Mapping) and piece.get("type") == "text" for piece in content):
             raise NotServed(
                 400, "a content has a part that is no text; images and audio are not read"
             )
-        content = "".join(str(part.get("text", "")) for part in content)
+        content = "".join(str(piece.get("text", "")) for piece in content)
     if not isinstance(content, str | None):
         raise NotServed(400, f"a content must be text, got a {type(content).__name__}")
     message = {"role": "system" if role == "developer" else role, "content": content or ""}

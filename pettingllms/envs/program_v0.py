@@ -44,12 +44,11 @@ from pettingllms.data.dataset import Kind, Schema, load_source
 from pettingllms.data.rows import Row, label
 from pettingllms.envs import arguments
 from pettingllms.envs.base import TextEnv, metadata_of
-from pettingllms.envs.files import importable
 from pettingllms.envs.program_calls import ChatCall
 from pettingllms.envs.program_run import Program, ProgramRun
 from pettingllms.envs.records import Outcome
 from pettingllms.errors import ConfigError, UnknownNameError
-from pettingllms.registry import resolve
+from pettingllms.registry import importable, resolve
 from pettingllms.types import role_of
 
 # ------------------------------------------------------------------------------- files of tasks

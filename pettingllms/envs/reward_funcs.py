@@ -19,10 +19,9 @@ from dataclasses import fields, is_dataclass, replace
 from numbers import Real
 from typing import Any
 
-from pettingllms.envs.files import importable
 from pettingllms.envs.records import Outcome
 from pettingllms.errors import ConfigError
-from pettingllms.registry import resolve
+from pettingllms.registry import importable, resolve
 
 RewardFunction = Callable[..., Sequence[float | None]]
 

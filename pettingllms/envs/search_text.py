@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pettingllms.data.questions import Passage
+from pettingllms.data.retrieval import Passage
 from pettingllms.envs import small_text
 from pettingllms.envs.parsing import ParseError
 from pettingllms.grading.short_answers import normal

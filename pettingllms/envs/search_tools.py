@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from pettingllms.data import facts
-from pettingllms.data.corpora import open_corpus, open_passages
-from pettingllms.data.objects import Source, as_path
 from pettingllms.data.question_schemas import load_questions
-from pettingllms.data.questions import Passage, Question
-from pettingllms.data.retrieval import Index
+from pettingllms.data.retrieval import Index, Passage, Question, open_corpus, open_passages
+from pettingllms.data.rows import Source, as_path
 from pettingllms.data.splits import Split
 from pettingllms.envs.parsing import ParseError
 from pettingllms.envs.search_text import (
@@ -129,7 +127,7 @@ def parse_tool_reply(role: str, text: str) -> SearchReply | ParseError:
 # Sources of the search environment's questions, and the index in which each is searched.
 #
 # Generated facts are indexed in memory, a tenth of a second once a process. Corpora and the pooled passages of a
-# data set have an index on disk, which all processes map (`pettingllms.data.corpora`).
+# data set have an index on disk, which all processes map (`pettingllms.data.retrieval`).
 
 
 OWN, POOLED = "own", "pooled"

@@ -75,8 +75,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Unpack, get_args
 
 from pettingllms.data import facts
-from pettingllms.data.objects import Source
-from pettingllms.data.questions import Passage, Question
+from pettingllms.data.retrieval import Passage, Question
+from pettingllms.data.rows import Source
 from pettingllms.envs import arguments
 from pettingllms.envs.base import Outcome, metadata_of
 from pettingllms.envs.parsing import ParseError

@@ -43,11 +43,11 @@ def entries_of(env: str) -> dict[str, Weighted]:
     if not _NAMED.match(env) or env.startswith("{"):
         return {}
     entries: dict[str, Weighted] = {}
-    for part in env.split(","):
-        name, equals, value = (word.strip() for word in part.partition("="))
+    for entry in env.split(","):
+        name, equals, value = (word.strip() for word in entry.partition("="))
         source, star, weight = (word.strip() for word in value.partition("*"))
         if not (equals and name.isidentifier() and source):
-            raise ConfigError(f"env: several environments have names, as in {FORM}, got {part!r}")
+            raise ConfigError(f"env: several environments have names, as in {FORM}, got {entry!r}")
         if name in entries:
             raise ConfigError(f"env: two environments are called {name!r}; give each its own name")
         if entries_of(source):
@@ -173,8 +173,8 @@ def longest(env: Any, counted: Callable[[Sequence[str]], int] = len) -> tuple[in
     Without a limit, the decisions are those of one turn; `counted` says how many of the agents count.
     """
     pairs: list[tuple[Any, int]] = [
-        (getattr(part.unwrapped, "max_turns", None), counted([*map(str, part.possible_agents)]))
-        for part in parts_of(env)
+        (getattr(single.unwrapped, "max_turns", None), counted([*map(str, single.possible_agents)]))
+        for single in parts_of(env)
     ]
     if any(limit is None for limit, _ in pairs):
         return None, max(count for _, count in pairs)

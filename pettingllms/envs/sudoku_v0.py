@@ -51,7 +51,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Unpack, cast
 
 from pettingllms.data import sudoku
-from pettingllms.data.objects import Source, as_path
+from pettingllms.data.rows import Source, as_path
 from pettingllms.data.splits import Split
 from pettingllms.data.sudoku import DIGITS, Puzzle, PuzzleRow
 from pettingllms.data.sudoku_solver import BOXES, GRADES, Grid, shape

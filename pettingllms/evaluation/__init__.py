@@ -38,7 +38,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pettingllms.evaluation.rollouts import evaluate, held_out, roles_of, seats_of
+    from pettingllms.envs.aec import roles_of, seats_of
+    from pettingllms.evaluation.rollouts import evaluate, held_out
     from pettingllms.evaluation.scores import Evaluation
     from pettingllms.statistics import Estimate
 

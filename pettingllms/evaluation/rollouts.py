@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from pettingllms.envs.aec import roles_of, seats_of
 from pettingllms.envs.several import SeveralEnvs
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 from pettingllms.evaluation.chunks import Chunk, Sampling, chunks
@@ -29,8 +30,8 @@ from pettingllms.rollout.engine import RolloutEngine, longest_prompts
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.rollout.shapes import RolloutShape
 from pettingllms.rollout.trajectory import Trajectory, check_room
-from pettingllms.samplers.base import Sampler, is_partner
-from pettingllms.types import Task, role_of
+from pettingllms.samplers.base import Sampler
+from pettingllms.types import Task, is_partner, role_of
 
 if TYPE_CHECKING:
     from pettingllms.evaluation.ensembles import Ensemble
@@ -183,16 +184,6 @@ def held_out(env: AnyEnv, split: str, count: int | None = None) -> list[Task]:
     wanted = (rows or 100) if count is None else count
     numbers = range(first, first + (wanted if rows is None else min(wanted, rows)))
     return [Task(f"{split}:{number}", number) for number in numbers]
-
-
-def roles_of(env: AnyEnv) -> list[str]:
-    """The roles of an environment, each once, in turn order."""
-    return list(dict.fromkeys(role_of(str(agent)) for agent in env.possible_agents))
-
-
-def seats_of(env: AnyEnv) -> tuple[list[str], list[str]]:
-    """The roles and the agents of an environment, in turn order."""
-    return roles_of(env), list(map(str, env.possible_agents))
 
 
 def policies_by_seat(

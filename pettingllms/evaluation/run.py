@@ -24,6 +24,7 @@ from pettingllms.assembly import (
     partners_of,
 )
 from pettingllms.data.catalog import CATALOG
+from pettingllms.envs.aec import roles_of, seats_of
 from pettingllms.envs.several import entries_of, own_arguments, parts_of
 from pettingllms.errors import ConfigError, RunFolderError
 from pettingllms.evaluation import report
@@ -50,8 +51,6 @@ from pettingllms.evaluation.rollouts import (
     evaluate_lineups,
     held_out,
     lineups_of,
-    roles_of,
-    seats_of,
     title_of_swap,
 )
 from pettingllms.evaluation.scores import Evaluation, refusals, summarise
@@ -68,7 +67,6 @@ from pettingllms.rollout.files import RESULTS, SETTINGS
 from pettingllms.rollout.trajectory import Trajectory, overlong_note
 from pettingllms.runs import CONFIG, read_config
 from pettingllms.runs.team import team_of
-from pettingllms.samplers.base import is_partner
 from pettingllms.sandbox import SandboxSettings
 from pettingllms.sandbox.isolation import announce
 from pettingllms.statistics import Difference, Estimate, corrected
@@ -76,7 +74,7 @@ from pettingllms.trainers.callbacks import Display, Silent
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
 from pettingllms.trainers.per_policy import check_policy_settings
 from pettingllms.trainers.presets import embedded_arguments
-from pettingllms.types import Task
+from pettingllms.types import Task, is_partner
 
 AT_ONCE_ELSEWHERE = 512
 """Episodes of a chunk with vLLM or another engine that schedules requests itself."""

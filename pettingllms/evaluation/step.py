@@ -25,8 +25,8 @@ from pettingllms.rollout.engine import Routed
 from pettingllms.rollout.episode import Episode
 from pettingllms.rollout.pairs import read_episodes, said, write_folder
 from pettingllms.rollout.trajectory import Trajectory
-from pettingllms.samplers.base import Sampler, is_partner
-from pettingllms.types import Candidate
+from pettingllms.samplers.base import Sampler
+from pettingllms.types import Candidate, is_partner
 
 CORRECTED = "corrected"
 """Title of the team that a teacher corrects."""

@@ -89,9 +89,9 @@ class Expression:
         if "\\" not in text and not re.search("(?<![a-zA-Z])i(?![a-zA-Z])", text):
             text = _PROGRAM.sub(lambda name: r"\e " if name[0] == "E" else r"\i ", text)
         tokens = [(token.lastgroup or "", token) for token in _TOKEN.finditer(text)]
-        self._tokens = [*((kind, token[kind]) for kind, token in tokens), ("", "")]
+        self._tokens = [*((group, token[group]) for group, token in tokens), ("", "")]
         self._number, self._call, self._at = number, call, 0
-        self.decimal = any(kind == "number" and {*".eE"} & {*text} for kind, text in self._tokens)
+        self.decimal = any(group == "number" and {*".eE"} & {*text} for group, text in self._tokens)
         self.value = self._value()
         if self._tokens[self._at][0]:
             raise Unreadable
@@ -109,8 +109,8 @@ class Expression:
             value = self._primary()
             value = self._call("factorial", value) if self._take("!") else value
         while True:
-            kind, text = self._tokens[self._at]
-            beside = kind in ("letter", "call") or text in _CLOSING or text in FACTORS
+            group, text = self._tokens[self._at]
+            beside = group in ("letter", "call") or text in _CLOSING or text in FACTORS
             level, combine = (2, mul) if beside else _BINARY.get(text, (0, mul))
             if level <= above:
                 return value
@@ -118,14 +118,14 @@ class Expression:
             value = combine(value, self._value(min(level, 2)))  # a tower is read from the top
 
     def _primary(self) -> Any:
-        kind, text = self._tokens[self._at]
-        if kind in ("sign", ""):
+        group, text = self._tokens[self._at]
+        if group in ("sign", ""):
             (value,) = self._bracket()
             return value
         self._at += 1
-        if kind == "letter":
+        if group == "letter":
             return self._name(text)
-        if kind == "call":
+        if group == "call":
             return self._function(FUNCTIONS[text])
         return self._number(FACTORS.get(text, text))
 
@@ -146,7 +146,7 @@ class Expression:
             return self._call(CONSTANTS[name])
         symbol = name.removeprefix("var") + (index and f"_{index}")
         argument = itertools.takewhile(lambda token: token[1] != ")", self._tokens[self._at + 1 :])
-        simple = all(kind in ("number", "letter") or text == "," for kind, text in argument)
+        simple = all(group in ("number", "letter") or text == "," for group, text in argument)
         if self._tokens[self._at][1] == "(" and (simple or name in ("f", "g")):
             return self._call("Function", symbol, *self._bracket())
         return self._call("Symbol", symbol)

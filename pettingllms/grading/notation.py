@@ -109,8 +109,8 @@ def plain(text: str) -> str:
         inside, opening = boxed(text), _BOX.match(text)
         if inside is not None and opening and text == f"{opening[0]}{inside}}}":
             text = inside
-        elif (found := _WRAPPED.fullmatch(text)) is not None:
-            text = found[found.lastindex or 0]
+        elif (wrapped := _WRAPPED.fullmatch(text)) is not None:
+            text = wrapped[wrapped.lastindex or 0]
         else:
             break
     # They end the row of a matrix; elsewhere they are one backslash, escaped once too often.
@@ -120,7 +120,7 @@ def plain(text: str) -> str:
     for pattern, replacement in _SIMPLER:
         text = pattern.sub(replacement, text)
     if ", " in text or not re.search(r"[(\[]|\\\{", text):
-        text = _GROUPED.sub(lambda found: found[0].replace(",", ""), text)
+        text = _GROUPED.sub(lambda match: match[0].replace(",", ""), text)
     return re.sub(r"^\(?([a-zA-Z])\)$", r"\1", text.strip().removesuffix(".").strip())
 
 
@@ -196,14 +196,18 @@ def split_unit(text: str) -> tuple[str, str, str]:
     spaced = value[-1] in " }" or rest[:1] == "\\"
     at, factor, powers = 0, "1", Counter[str]()
     while at < len(rest):
-        part = _PART.match(rest, at)
-        if part is None or (unit := _known(part[3], spaced or at > 0)) is None:
+        match = _PART.match(rest, at)
+        if match is None or (unit := _known(match[3], spaced or at > 0)) is None:
             return text, "", ""
-        at = part.end()
-        power = (-1 if part[1] else 1) * int(part[4] or _POWERS[part[2]] * _POWERS[part[5]])
+        at = match.end()
+        power = (-1 if match[1] else 1) * int(match[4] or _POWERS[match[2]] * _POWERS[match[5]])
         powers[unit[0]] += unit[1] * power
         factor += f"*({unit[2]})^({power})"
-    return value.strip(), " ".join(f"{kind}^{powers[kind]}" for kind in sorted(powers)), factor
+    return (
+        value.strip(),
+        " ".join(f"{dimension}^{powers[dimension]}" for dimension in sorted(powers)),
+        factor,
+    )
 
 
 def _known(word: str, spaced: bool) -> tuple[str, int, str] | None:

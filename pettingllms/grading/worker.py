@@ -56,20 +56,20 @@ def main() -> None:
 
 def equal(gold: str, answer: str, places: int) -> bool:
     """Compares two equations, two sets, two values, or a value with a statement of it."""
-    wanted, given = split_relation(gold), split_relation(answer)
-    if wanted and given and (wanted.name != given.name or wanted.name in ("", "~")):
-        one, other = links(wanted), links(given)
+    wanted, answered = split_relation(gold), split_relation(answer)
+    if wanted and answered and (wanted.name != answered.name or wanted.name in ("", "~")):
+        one, other = links(wanted), links(answered)
         # A chain may be written from either end: 0 < x < 1 is 1 > x > 0.
         ways = (other, other[::-1]) if len(one) == len(other) else ()
         if any(all(map(related, one, way)) for way in ways):
             return True
-        if {*wanted.signs, *given.signs} <= {"=", "≈"}:
+        if {*wanted.signs, *answered.signs} <= {"=", "≈"}:
             return False
     if _SET.search(gold) or _SET.search(answer):
         names: set[Any] = set()
         left, right = as_set(gold, names), as_set(answer, names)
         return len(names) < 2 and bool(left == right or left.symmetric_difference(right).is_empty)
-    golds, answers = stated(wanted, gold, places), stated(given, answer, places)
+    golds, answers = stated(wanted, gold, places), stated(answered, answer, places)
     several = wanted is not None and wanted.name == "~"  # unknowns, which one value does not give
     return not several and any(same(one, other, places) for one in golds for other in answers)
 
@@ -150,15 +150,15 @@ def links(relation: Relation) -> list[tuple[str, Any]]:
 
 def related(gold: tuple[str, Any], answer: tuple[str, Any]) -> bool:
     """Returns whether one relation is the other, rearranged or multiplied by a number."""
-    (kind, wanted), (other, given) = gold, answer
-    if kind != other or not wanted.free_symbols or wanted.free_symbols != given.free_symbols:
+    (sign, wanted), (other, answered) = gold, answer
+    if sign != other or not wanted.free_symbols or wanted.free_symbols != answered.free_symbols:
         return False
-    if "<" not in kind:
+    if "<" not in sign:
         # An equation with 0 holds where the numerator is 0, in forms with a fraction and without.
-        wanted, given = (sympy.fraction(sympy.together(side))[0] for side in (wanted, given))
-    factor = sympy.simplify(wanted / given)
+        wanted, answered = (sympy.fraction(sympy.together(side))[0] for side in (wanted, answered))
+    factor = sympy.simplify(wanted / answered)
     # A negative factor would turn an inequality around.
-    fits = factor.is_positive if "<" in kind else factor.is_nonzero
+    fits = factor.is_positive if "<" in sign else factor.is_nonzero
     return bool(factor.is_number and factor.is_finite and fits)
 
 
@@ -181,12 +181,12 @@ def as_set(text: str, names: set[Any]) -> Any:
     if not relation:
         return items[0] if isinstance(items[0], sympy.Set) else sympy.FiniteSet(*items)
     conditions = []
-    for kind, side in links(relation):
+    for sign, side in links(relation):
         if not side.free_symbols:
             raise Unreadable  # `0 < 1` is about nothing
         names |= side.free_symbols
         real = side.subs(dict.fromkeys(names, sympy.Dummy(real=True)))
-        conditions.append(sympy.Rel(real, 0, "==" if kind == "=" else kind).as_set())
+        conditions.append(sympy.Rel(real, 0, "==" if sign == "=" else sign).as_set())
     return sympy.Intersection(*conditions)
 
 

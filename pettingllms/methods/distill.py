@@ -77,34 +77,19 @@ class Distill(Method):
             raise ConfigError(
                 f"method {self.config.method} needs a trainer, which attaches policies"
             )
-        asked: dict[str, dict[Sample, None]] = {}
-        rows: list[tuple[str, Sample]] = []
-        for group in groups:
-            teacher = teachers.policy_for(group.key.role)
-            for candidate in group.candidates:
-                completion = candidate.completion
-                sample = Sample(
-                    group.prompt_ids, completion.token_ids, completion.logprobs, advantage=0.0
-                )
-                rows.append((teacher, sample))
-                asked.setdefault(teacher, {})[sample] = None
-        says = {
-            teacher: teachers.sample_logprobs(
-                teacher,
-                list(samples),
-                self.config.tokens_per_batch,
-                temperature=self.config.temperature,
+        rows = [
+            (
+                teachers.policy_for(group.key.role),
+                Sample(group.prompt_ids, reply.token_ids, reply.logprobs, 0.0),
             )
-            for teacher, samples in asked.items()
-        }
+            for group in groups
+            for reply in (candidate.completion for candidate in group.candidates)
+        ]
+        config = self.config
+        says = teachers.sample_logprobs(rows, config.tokens_per_batch, config.temperature)
         return [
-            tuple(
-                theirs - ours
-                for theirs, ours in zip(
-                    says[teacher][sample].tolist(), sample.logprobs, strict=True
-                )
-            )
-            for teacher, sample in rows
+            tuple(t - s for t, s in zip(says[row].tolist(), row[1].logprobs, strict=True))
+            for row in rows
         ]
 
     def _loaded(self, students: PolicySet) -> PolicySet:

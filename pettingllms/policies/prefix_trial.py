@@ -11,10 +11,9 @@ import torch
 from transformers import PreTrainedModel
 
 from pettingllms.errors import ConfigError
-from pettingllms.models.head import logits
 from pettingllms.models.shared_prompts import NAME
-from pettingllms.policies.packing import microbatches, predictions
-from pettingllms.samplers.decoding import PlainDecoding, SharedDecoding
+from pettingllms.policies.packing import logits, microbatches, predictions
+from pettingllms.samplers.transformers import PlainDecoding, SharedDecoding
 from pettingllms.types import Sample
 
 logger = logging.getLogger(__name__)

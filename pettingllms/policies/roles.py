@@ -9,8 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
-from pettingllms.samplers.base import PARTNER, is_partner
-from pettingllms.types import role_of
+from pettingllms.types import PARTNER, is_partner, role_of
 
 BASE = "base"
 """The name of the unmodified base model as a policy: it has no adapter and is never trained."""

@@ -22,10 +22,9 @@ from huggingface_hub import snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from safetensors import SafetensorError, safe_open
 
-from pettingllms.data import reach
+from pettingllms.data import hub
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
-from pettingllms.models import SHIPPED, model_path, shipped
-from pettingllms.models.gguf import SMOLLM2, is_gguf
+from pettingllms.models import SHIPPED, SMOLLM2, is_gguf, model_path, shipped
 from pettingllms.policies.roles import BASE, is_own, pairs_of
 from pettingllms.policies.weights import CONFIG_FILE, DIGEST_KEY, WEIGHTS_FILE, read_config
 
@@ -236,7 +235,7 @@ def _from_hub(name: str, revision: str | None, patterns: Sequence[str], otherwis
     """
     # Asked first, with a short timeout: the client itself waits without end for a hub that never
     # answers.
-    alone = not reach.hub_answers()
+    alone = not hub.hub_answers()
     try:
         folder = snapshot_download(
             name, revision=revision, allow_patterns=list(patterns), local_files_only=alone
@@ -246,7 +245,7 @@ def _from_hub(name: str, revision: str | None, patterns: Sequence[str], otherwis
         lines = str(error).strip().splitlines() or [type(error).__name__]
         reason = lines[0].partition(". ")[0].rstrip(".").removeprefix("Got: ")
         if alone:
-            reason = reach.silence()
+            reason = hub.silence()
         raise ConfigError(
             f"{otherwise}, and the Hugging Face hub did not hand out {name!r} ({reason}); check "
             "the name and the network, or give the path of a downloaded copy"

@@ -27,8 +27,7 @@ from pettingllms.errors import ConfigError
 from pettingllms.rollout.episode import AnyEnv, Branch, Episode, records, score
 from pettingllms.rollout.shapes import Move, Plan, RolloutShape
 from pettingllms.rollout.trajectory import Trajectory
-from pettingllms.samplers.base import DEFAULT_TOKENS_PER_BATCH, Sampler
-from pettingllms.samplers.memory import Memory
+from pettingllms.samplers.base import DEFAULT_TOKENS_PER_BATCH, Memory, Sampler
 from pettingllms.types import (
     Candidate,
     Completion,
@@ -156,8 +155,10 @@ class RolloutEngine:
                 cohort.pending[-1].complete([BLANK], self.pool)
                 continue
             prompt = episode.prompt()
-            own = self._given_to(episode.agent or "")
-            policy, notes = Routed(own) if self.route is None else self.route(episode, own)
+            policy_name = self._given_to(episode.agent or "")
+            policy, notes = (
+                Routed(policy_name) if self.route is None else self.route(episode, policy_name)
+            )
             seed = episode.seed(*self.seed, "sampling")
             ids = self.sampler.prompt_ids(self._reader(episode.agent or "", policy), prompt)
             if len(ids) > (longest := self.longest.get(policy, len(ids))):

@@ -32,8 +32,7 @@ from safetensors.torch import load_file, save_file
 from pettingllms.errors import RunFolderError
 from pettingllms.policies.weights import write_directory
 from pettingllms.rollout.files import CONFIG
-from pettingllms.runs.folder import RunFolder, sync
-from pettingllms.runs.old_settings import upgraded
+from pettingllms.runs.folder import RunFolder, sync, upgraded
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.trainers.settings import normalized

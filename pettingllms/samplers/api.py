@@ -26,9 +26,9 @@ from typing import Unpack
 
 from pettingllms.errors import SamplerUnavailable
 from pettingllms.samplers.api_call import ApiCall, ApiSettings, Refused, Trouble
-from pettingllms.samplers.base import PARTNER, SampleSettings, SamplingParams, is_partner
+from pettingllms.samplers.base import SampleSettings, SamplingParams
 from pettingllms.samplers.replies import ApiReply, BudgetSpent, Cost, ReplyLog
-from pettingllms.types import Completion, Request, policy_of
+from pettingllms.types import PARTNER, Completion, Request, is_partner, policy_of
 
 ATTEMPTS = 6
 LONGEST_PAUSE = 120.0

@@ -285,8 +285,8 @@ def _body(
 
 def _part(content: list[Any], name: str) -> str:
     """The text or the refusal of a message in parts; others, such as thoughts, are left out."""
-    parts = [part.get(name) for part in content if isinstance(part, dict)]
-    return "".join(part for part in parts if isinstance(part, str))
+    parts = [text.get(name) for text in content if isinstance(text, dict)]
+    return "".join(text for text in parts if isinstance(text, str))
 
 
 def _cost(usage: Any) -> Cost | None:

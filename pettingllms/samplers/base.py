@@ -20,10 +20,12 @@ from pettingllms.registry import Registry
 from pettingllms.types import Completion, Request
 
 if TYPE_CHECKING:
-    # The names of samplers are needed to read settings, long before torch is.
     import torch
     from torch import nn
     from transformers import PreTrainedModel
+
+    States = Mapping[int, tuple[torch.Tensor, torch.Tensor]]
+    """Layer -> keys and values of a text, `_1hPD`."""
 
 SAMPLERS = Registry(
     "sampler",
@@ -33,13 +35,6 @@ SAMPLERS = Registry(
     },
 )
 DEFAULT_TOKENS_PER_BATCH = 1 << 16
-PARTNER = "api:"
-"""What the names of policies begin with that another server's model plays; the model follows."""
-
-
-def is_partner(policy: str) -> bool:
-    """Returns whether a model behind an API plays the policy: prompted in text, never trained."""
-    return policy.startswith(PARTNER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,3 +212,37 @@ class InferenceEngine(Protocol):
 
     def close(self) -> None:
         """Frees what the engine holds. It cannot be used afterwards."""
+
+
+class Memory:
+    """The latest prompt of a conversation, with its keys and values once it has been sampled from.
+
+    The next prompt of the conversation begins with it. Keys and values are computed from where they part: the
+    reply, which one pass computes in a fraction of the time that drawing it took, and what is new.
+
+    A memory lives in an episode, so that what it has kept depends on the decisions of that episode, on the room of
+    its batches and on nothing else: a rollout has the same bytes in one process, on workers, and in a resumed run.
+    Against computing a whole prompt again, log-probabilities differ by the rounding of batched matrix products.
+    """
+
+    def __init__(self) -> None:
+        self._owner: Any = None
+        self.prompt_ids: tuple[int, ...] = ()
+        self.states: States | None = None
+
+    def of(self, owner: Any) -> Memory:
+        """This memory, without what other weights than those of `owner` have computed."""
+        if owner != self._owner:
+            self._owner = owner
+            self.keep((), None)
+        return self
+
+    def beginning(self, prompt_ids: tuple[int, ...]) -> States | None:
+        """What is known of a longer prompt, None unless it begins with the one kept."""
+        kept = self.prompt_ids
+        begins = len(kept) < len(prompt_ids) and prompt_ids[: len(kept)] == kept
+        return self.states if begins else None
+
+    def keep(self, prompt_ids: tuple[int, ...], states: States | None) -> None:
+        """Takes a prompt in place of the one before."""
+        self.prompt_ids, self.states = prompt_ids, states

@@ -25,14 +25,15 @@ from pettingllms.errors import ConfigError, SandboxUnavailable
 from pettingllms.registry import resolve
 from pettingllms.sandbox.client import PooledSandbox
 from pettingllms.sandbox.isolation import held_by
-from pettingllms.sandbox.settings import SANDBOXES, SandboxSettings
 from pettingllms.sandbox.types import (
+    SANDBOXES,
     STATUSES,
     Case,
     Limits,
     OpenSandbox,
     RunResult,
     Sandbox,
+    SandboxSettings,
     Status,
 )
 
@@ -132,6 +133,7 @@ def _open(settings: SandboxSettings, allow_unsafe: bool) -> OpenSandbox:
     return CustomSandbox(SANDBOXES.path_of(backend))
 
 
+@functools.cache
 def shared_sandbox(sandbox: SandboxSettings | str = "embedded") -> Sandbox:
     """The process's own sandbox of these settings, opened by the first call and closed at exit.
 

@@ -211,7 +211,7 @@ async def forwarded(endpoint: VllmEndpoint, path: str, body: bytes) -> Response:
 
 async def _parts(answer: httpx2.Response) -> AsyncIterator[bytes]:
     try:
-        async for part in answer.aiter_bytes():
-            yield part
+        async for chunk in answer.aiter_bytes():
+            yield chunk
     except httpx2.HTTPError as error:
         raise Stopped(f"vLLM's server broke off: {error}") from error

@@ -32,9 +32,9 @@ import torch
 
 from pettingllms.errors import ConfigError
 from pettingllms.policies.roles import trained_policies
+from pettingllms.trainers.at_grpo import last_step
 from pettingllms.trainers.callbacks import Callback
 from pettingllms.trainers.config import ResolvedConfig
-from pettingllms.trainers.schedule import last_step
 from pettingllms.types import Sample
 
 if TYPE_CHECKING:

@@ -22,24 +22,26 @@ Shape suffixes: _B replies, _T tokens of a reply (right-padded, mask 0), _C cand
 from __future__ import annotations
 
 import copy
+import math
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
+from transformers import get_scheduler
 
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.rollout.trajectory import Trajectory, in_order, with_advantages
-from pettingllms.trainers.batch import PolicyBatch, policy_batches
-from pettingllms.trainers.config import ATGRPOConfig, resolve
+from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
 from pettingllms.trainers.difficulty import Pools
-from pettingllms.trainers.losses import RoleGradients, policy_loss
+from pettingllms.trainers.losses import PolicyBatch, RoleGradients, policy_batches, policy_loss
 from pettingllms.trainers.method import Casting, Method
 from pettingllms.trainers.metrics import Clock, LossMeter, rollout_metrics
+from pettingllms.trainers.per_policy import trained_settings
 from pettingllms.trainers.play import Player, sampled
-from pettingllms.trainers.schedule import advance, last_step, optimization
 from pettingllms.types import Advantage, Group, Task
 
 EPSILON = 1e-4
@@ -134,7 +136,7 @@ class ATGRPO:
         env: a template, copied for every task and never stepped itself.
         policies: of the roles; `load_policies` makes them.
         method: a class or an instance, in place of the one that `config` names.
-        callbacks: called after every step of `train`; see `pettingllms.trainers.callbacks`.
+        callbacks: of the run, see `pettingllms.trainers.callbacks`.
     """
 
     def __init__(
@@ -149,6 +151,7 @@ class ATGRPO:
         self.env, self.policies, self.callbacks = env, policies, callbacks
         self.method = Method.of(config, method)
         self.method.attach(env, policies)
+        self.shape = self.method.shape()
         # A learner on Ray has no environment.
         self.pools = Pools(config, env) if config.difficulty_pools and env is not None else None
         self.step = self.tokens = self.batch = 0
@@ -158,15 +161,6 @@ class ATGRPO:
             config, policies, self.method
         )
         self.trained = tuple(self.settings)
-
-    def take_steps(self) -> None:
-        """Takes steps until `max_steps`, `max_tokens`, or until a callback ends it."""
-        while self.step < last_step(self.config, self.step, self.tokens):
-            metrics = self.train_step()[1]
-            # All of them are called, also after one that ends training.
-            answers = [callback.on_step(self, metrics) for callback in self.callbacks]
-            if True in answers:
-                break
 
     def train_step(self) -> tuple[list[Trajectory], dict[str, float]]:
         """Takes a step and publishes its weights. Returns the records and what to log.
@@ -195,7 +189,7 @@ class ATGRPO:
             self.tokens += int(metrics["num_tokens"])
             with clock.time("update"):
                 trajectories = self.credited(trajectories)
-                learners = self.casting.learners
+                learners = {policy: self.settings[policy] for policy in self.casting.learners}
                 batches = policy_batches(self.config, learners, in_order(trajectories))
                 metrics |= self.update(batches)
                 metrics["frac_reward_zero_std"] = PolicyBatch.silent_share(batches.values())
@@ -245,7 +239,7 @@ class ATGRPO:
     # ------------------------------------------------------------------------- 1. rollout
     def rollout(self, tasks: Sequence[Task], clock: Clock) -> list[Trajectory]:
         """Rolls out all tasks; `pettingllms.trainers.play` says what that depends on."""
-        player = Player(self.config, self.env, self.policies, self.method.shape())
+        player = Player(self.config, self.env, self.policies, self.shape)
         return player.play(self.step, tasks, self.casting, clock)
 
     # ---------------------------------------------------------------------- 2. advantages
@@ -313,11 +307,74 @@ class ATGRPO:
             logp_BT, entropy_BT = policies.logprobs(
                 policy, batch, temperature=temperature, entropy=True, entropy_grad=entropic
             )
-            part = partial(policy_loss, config, whole)
+            loss_of = partial(policy_loss, config, whole)
             outputs = logp_BT, entropy_BT, base_BT
-            loss = part(batch, *outputs, meter)
+            loss = loss_of(batch, *outputs, meter)
             meter.check_finite("loss", loss)
             if roles is None:
                 loss.backward()
             else:
-                roles.backward(loss, batch, part, *outputs, LossMeter(policy))
+                roles.backward(loss, batch, loss_of, *outputs, LossMeter(policy))
+
+
+# -------------------------------------------------------------------- optimizers and schedules
+# Generated tokens are what methods are compared at, and a step of one may cost three times that of another. With a
+# budget of tokens the learning rate therefore follows the tokens, so that it has fallen as far at the end, however
+# many steps that took.
+
+
+def optimization(
+    run: ResolvedConfig, policies: PolicySet, method: Method
+) -> tuple[dict[str, ResolvedConfig], dict[str, int], dict[str, torch.optim.AdamW], dict[str, Any]]:
+    """What an update needs of each trained policy.
+
+    Returns:
+        The policies' settings, their optimizer steps in the whole run (over which the learning rate falls), their
+        optimizers, and their schedules.
+    """
+    roles = policies.roles_to_policies
+    settings = trained_settings(run, roles)
+    updates = {policy: method.updates(policy, roles, tuple(settings)) for policy in settings}
+    optimizers = {
+        policy: torch.optim.AdamW(
+            policies.parameters(policy),
+            lr=config.learning_rate,
+            betas=(config.adam_beta1, config.adam_beta2),
+            weight_decay=config.weight_decay,
+        )
+        for policy, config in settings.items()
+    }
+    schedulers = {
+        policy: get_scheduler(
+            config.lr_scheduler_type, optimizers[policy], config.warmup_steps, updates[policy]
+        )
+        for policy, config in settings.items()
+    }
+    return settings, updates, optimizers, schedulers
+
+
+def last_step(config: ResolvedConfig, step: int, tokens: int) -> int:
+    """The step that training ends after; a forecast from the steps so far where tokens decide.
+
+    Args:
+        config: resolved settings.
+        step: steps done.
+        tokens: tokens generated in them.
+    """
+    if config.max_tokens is None or not tokens:
+        return config.max_steps
+    if tokens >= config.max_tokens:
+        return min(step, config.max_steps)
+    forecast = math.ceil(config.max_tokens * step / tokens)
+    # At least one more step, because the tokens so far have not used the budget up.
+    return min(config.max_steps, max(forecast, step + 1))
+
+
+def advance(scheduler: LRScheduler, config: ResolvedConfig, tokens: int, updates: int) -> None:
+    """Moves a schedule on by one of its updates, or to where the tokens are if that is further."""
+    if config.max_tokens is not None:
+        reached = int(updates * min(1.0, tokens / config.max_tokens))
+        # All schedules here are functions of `last_epoch`, and `step` adds 1 to it. It never falls
+        # back, so that a step without tokens still counts as one.
+        scheduler.last_epoch = max(scheduler.last_epoch, reached - 1)
+    scheduler.step()

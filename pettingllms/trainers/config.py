@@ -25,8 +25,8 @@ from pettingllms.samplers import vllm_args
 from pettingllms.samplers.api_call import ApiSettings
 from pettingllms.samplers.base import SAMPLERS
 from pettingllms.sandbox.isolation import LEVELS
-from pettingllms.sandbox.settings import HELP as SANDBOX_HELP
-from pettingllms.sandbox.settings import SandboxSettings
+from pettingllms.sandbox.types import HELP as SANDBOX_HELP
+from pettingllms.sandbox.types import SandboxSettings
 from pettingllms.trainers.method_names import METHODS, PARTS
 from pettingllms.trainers.presets import open_values
 from pettingllms.trainers.settings import (
@@ -439,7 +439,8 @@ class ATGRPOConfig:
             ApiSettings(self.api_base, args=dict(self.api_args))
         if self.sampler != vllm_args.AUTO:
             SAMPLERS.path_of(self.sampler)
-        vllm_args.check_options(self.vllm)
+        if self.vllm:
+            vllm_args.check_options(self.vllm)
         self.sandbox = SandboxSettings.of(self.sandbox).text
 
     def _take_method(self, given: Collection[str]) -> None:

@@ -182,9 +182,9 @@ def check_method(
         raise ConfigError(
             f"method {config.method} runs programs and tests of one environment, and {config.env} are several"
         )
-    for part in parts_of(env):
-        check_needs(config, made, part)
-        made.shape().check(part)
+    for single in parts_of(env):
+        check_needs(config, made, single)
+        made.shape().check(single)
     if config.difficulty_pools:
         if lacking(("success",), env):
             raise ConfigError(f"difficulty_pools {NEEDS['success'][1].format(env=env)}")

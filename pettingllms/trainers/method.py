@@ -363,10 +363,10 @@ def path_of(method: str | type[Method] | Method) -> str:
     """
     if isinstance(method, str):
         return method
-    kind = method if isinstance(method, type) else type(method)
-    if not issubclass(kind, Method):
+    method_class = method if isinstance(method, type) else type(method)
+    if not issubclass(method_class, Method):
         raise ConfigError(f"method must be a Method or its name, got {method!r}")
-    return f"{kind.__module__}:{kind.__qualname__}"
+    return f"{method_class.__module__}:{method_class.__qualname__}"
 
 
 def repaid(trajectory: Trajectory, reward: Callable[[Group, Candidate], float]) -> Trajectory:

@@ -50,9 +50,9 @@ METHODS = Registry(
     "method",
     {"at_grpo": "pettingllms.trainers.at_grpo:AtGrpo"}
     | {
-        name: f"pettingllms.methods.{file}:{kind}"
+        name: f"pettingllms.methods.{file}:{class_name}"
         for file, entries in _FILES.items()
-        for name, kind in (entry.split(":") for entry in entries)
+        for name, class_name in (entry.split(":") for entry in entries)
     },
 )
 PARTS = ("alternate", "swap", "shared", "debate", "flow", "root", "rivals")

@@ -69,8 +69,8 @@ class Player:
         if getattr(env.unwrapped, "reward_funcs", ()):
             env = clone_env(env)
             state = SimpleNamespace(global_step=step, max_steps=config.max_steps)
-            for part in parts_of(env):
-                part.unwrapped.trainer_state = state
+            for single in parts_of(env):
+                single.unwrapped.trainer_state = state
         replays = getattr(env.unwrapped, "replays", None)  # of a program
         replayed = 0.0 if replays is None else replays.seconds
         shard, count = config.tasks_per_shard, config.tasks_per_step

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from pettingllms.envs.aec import creator_of
 from pettingllms.envs.several import parts_of
 from pettingllms.errors import ConfigError, did_you_mean
-from pettingllms.models import DEFAULT, declared_in, shipped
-from pettingllms.models.gguf import SMOLLM2, fast_bfloat16
+from pettingllms.models import DEFAULT, SMOLLM2, declared_in, shipped
+from pettingllms.models.gguf import fast_bfloat16
 from pettingllms.samplers import vllm_args
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _embedded_model(config: ATGRPOConfig, env: Any) -> str:
     Raises:
         ConfigError: several environments have different ones.
     """
-    models = [getattr(kind, "embedded_model", DEFAULT) for kind in _kinds(config, env)]
+    models = [getattr(env_class, "embedded_model", DEFAULT) for env_class in _kinds(config, env)]
     if len(distinct := list(dict.fromkeys(models))) > 1:
         raise ConfigError(
             f"model: the environments {config.env} have different default models ({', '.join(distinct)}); "
@@ -182,18 +182,20 @@ def _following(
 def preset(config: ATGRPOConfig, env: Any = None) -> dict[str, Any]:
     """The values of all settings that follow from the model and the environment."""
     if _fitted(config):
-        [kind, *others] = _kinds(config, env)
+        [env_class, *others] = _kinds(config, env)
         if others:
             # The longest replies, and the most steps, that any of them needs.
-            presets = [preset(config, one) for one in (kind, *others)]
-            given = {n: [v for p in presets if (v := p[n]) is not None] for n in presets[0]}
-            return {name: max(values, default=None) for name, values in given.items()}
-        declared, overrides = _declared(config, kind, "_training")
+            presets = [preset(config, one) for one in (env_class, *others)]
+            declared_values = {
+                n: [v for p in presets if (v := p[n]) is not None] for n in presets[0]
+            }
+            return {name: max(values, default=None) for name, values in declared_values.items()}
+        declared, overrides = _declared(config, env_class, "_training")
         base = EMBEDDED if config.embedded else SMALL
         for name in overrides:
             if name not in base:
                 hint = did_you_mean(name, base)
-                raise ConfigError(f"{declared} of {kind}: unknown setting {name!r}; {hint}")
+                raise ConfigError(f"{declared} of {env_class}: unknown setting {name!r}; {hint}")
         defaults = base | dict(overrides)
         if config.full:
             defaults["learning_rate"] /= 10

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pettingllms.data.objects import as_path, is_table
+from pettingllms.data.rows import as_path, is_table
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.trainers.trl_names import advice
 
@@ -130,7 +130,7 @@ def _as_text(name: str, value: Any) -> Any:
 
     Rows of a data set become a file, and its path is the setting.
     """
-    if name == "dataset":
+    if name == "dataset" and not isinstance(value, str | None):
         value = as_path(value)
     if isinstance(value, Path):
         return str(value)

@@ -23,7 +23,7 @@ import torch
 
 from pettingllms.rollout.trajectory import Trajectory, in_order
 from pettingllms.trainers.at_grpo import ATGRPO
-from pettingllms.trainers.batch import PolicyBatch, policy_batches
+from pettingllms.trainers.losses import PolicyBatch, policy_batches
 from pettingllms.trainers.metrics import LossMeter
 from pettingllms.types import Group, Request, Sample, role_of
 
@@ -77,7 +77,8 @@ class Verifier:
         for policy in self._before:
             # By the role that acted, not by the policy that the record names.
             played = [group for group in groups if self._plays(group) == policy]
-            batch = policy_batches(self.trainer.config, (policy,), played)[policy]
+            learner = {policy: self.trainer.settings[policy]}
+            batch = policy_batches(self.trainer.config, learner, played)[policy]
             if any(sample.advantage for sample in batch.samples):
                 self._found[policy] = list(self._update(policy, played, batch))
                 self._own[policy] = played
@@ -147,12 +148,12 @@ class Verifier:
 
     def _logprobs(self, policy: str, own: PolicyBatch) -> dict[Sample, torch.Tensor]:
         """Sample -> log-probabilities of its tokens in the trainer's forward pass."""
-        return self.policies.sample_logprobs(
-            policy,
-            own.samples,
+        says = self.policies.sample_logprobs(
+            ((policy, sample) for sample in own.samples),
             self.trainer.settings[policy].tokens_per_batch,
-            temperature=self.trainer.config.temperature,
+            self.trainer.config.temperature,
         )
+        return {sample: logp_T for (_, sample), logp_T in says.items()}
 
     def _endings(self, policy: str, groups: Sequence[Group], batch: PolicyBatch) -> Proof:
         """Whether the last token of completions that ended by themselves counts in the loss."""

@@ -19,9 +19,17 @@ from typing import Any
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 from pettingllms.rollout.files import METRICS, RESULTS, STARTS, SUMMARY, TRAJECTORIES, EpisodeRow
 from pettingllms.statistics import paired_difference
-from pettingllms.viewer.episodes import FLAT, compared, facts, mentions, parsed, shown
+from pettingllms.viewer.episodes import (
+    FLAT,
+    Entry,
+    EpisodeIndex,
+    compared,
+    facts,
+    mentions,
+    parsed,
+    shown,
+)
 from pettingllms.viewer.folders import Source, sources_in
-from pettingllms.viewer.index import Entry, EpisodeIndex
 
 PART = 24 << 20
 """Bytes of lines that one answer is made from."""

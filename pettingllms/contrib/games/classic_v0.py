@@ -33,8 +33,7 @@ from gymnasium.spaces import Discrete
 from pettingzoo import AECEnv
 from pettingzoo.env_registry.exceptions import PettingZooRegistryError
 
-from pettingllms.contrib.games.game_env import GameEnv, seat_roles
-from pettingllms.contrib.games.generators import Generators, private, seeded
+from pettingllms.contrib.games.game_env import GameEnv, Generators, private, seat_roles, seeded
 from pettingllms.envs.aec import deep_copied, pickled
 from pettingllms.envs.base import metadata_of
 from pettingllms.errors import CloneError, ConfigError, UnknownNameError, did_you_mean

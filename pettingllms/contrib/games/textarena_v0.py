@@ -34,8 +34,7 @@ from typing import Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
 
-from pettingllms.contrib.games.game_env import GameEnv, seat_roles
-from pettingllms.contrib.games.generators import Generators, private, seeded
+from pettingllms.contrib.games.game_env import GameEnv, Generators, private, seat_roles, seeded
 from pettingllms.envs import arguments
 from pettingllms.envs.base import metadata_of
 from pettingllms.errors import CloneError, ConfigError, UnknownNameError, did_you_mean

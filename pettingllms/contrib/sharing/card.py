@@ -16,7 +16,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from huggingface_hub.errors import HfHubHTTPError
 
 from pettingllms import __version__
-from pettingllms.data import reach
+from pettingllms.data import hub
 from pettingllms.envs.aec import ENVIRONMENTS
 from pettingllms.models import DEFAULT, shipped
 from pettingllms.policies.roles import is_own, parse_policies
@@ -144,9 +144,10 @@ def public_settings(config: ATGRPOConfig) -> dict[str, Any]:
     if per_policy := config.policy_settings:
         public["policy_settings"] = {
             policy: {
-                name: _last(value) if name == "model" else value for name, value in own.items()
+                name: _last(value) if name == "model" else value
+                for name, value in overrides.items()
             }
-            for policy, own in per_policy.items()
+            for policy, overrides in per_policy.items()
         }
     return public
 
@@ -172,7 +173,7 @@ def license_of(config: ATGRPOConfig) -> str | None:
     folder = Path(str(config.model))
     # The hub is not asked about a folder here, whose name may be another model's there. And its client
     # would wait without end for a hub that does not answer.
-    if not folder.is_dir() and not reach.hub_answers():
+    if not folder.is_dir() and not hub.hub_answers():
         return None
     try:
         card = ModelCard.load(folder / "README.md" if folder.is_dir() else str(config.model))

@@ -13,7 +13,7 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from pettingllms.assembly import make_env
 from pettingllms.contrib.sharing.card import CURVES, SharedRun, card_of, public_settings
-from pettingllms.data import reach
+from pettingllms.data import hub
 from pettingllms.envs.aec import AnyEnv, clone_env, observe_text
 from pettingllms.envs.questions import role_prompts
 from pettingllms.envs.several import parts_of
@@ -142,7 +142,7 @@ def prompts_of(config: ResolvedConfig) -> dict[str, dict[str, str]]:
     try:
         parts = parts_of(make_env(config, "test"))
         # Of a role that several environments have, its prompt in the first.
-        return {role: text for part in reversed(parts) for role, text in _first(part).items()}
+        return {role: text for env in reversed(parts) for role, text in _first(env).items()}
     except PettingLLMsError:
         return {}
 
@@ -221,8 +221,8 @@ def upload(folder: Path, name: str, *, private: bool) -> str:
     Raises:
         ConfigError: the hub is out of reach, or refuses.
     """
-    if not reach.hub_answers():
-        raise ConfigError(f"{reach.silence()}; try again, or share to a folder: --to DIR")
+    if not hub.hub_answers():
+        raise ConfigError(f"{hub.silence()}; try again, or share to a folder: --to DIR")
     api = HfApi()
     try:
         # None keeps what a repository is that exists, and leaves a new one to the owner's defaults.

@@ -45,7 +45,7 @@ _REASONS = {errno.EPERM: FORBIDDEN, errno.EAGAIN: PROCESSES, errno.EFBIG: OUTPUT
 _STARRED = """string re datetime collections heapq bisect copy math random statistics itertools
     functools operator io json typing"""
 _MODULES = [importlib.import_module(name) for name in _STARRED.split()]
-_CALL_NAMES: dict[str, Any] = {
+CALL_NAMES: dict[str, Any] = {
     name: getattr(module, name)
     for module in _MODULES
     for name in getattr(module, "__all__", vars(module))
@@ -117,7 +117,7 @@ def execute(code: types.CodeType, call: bytes, value_fd: int, streams: Streams) 
     space = module.__dict__
     space.update(__builtins__=builtins, __file__=FILE_NAME)
     if call:
-        space.update(_CALL_NAMES)
+        space.update(CALL_NAMES)
     sys.modules[module.__name__] = module
     outcomes = [_guard(functools.partial(_play, code, space, call, value_fd))]
     # An executor ends its threads in a hook that `threading` calls.

@@ -243,7 +243,7 @@ def _fix_random_numbers() -> None:
         set_seed(self, next(numbers) if a is None else a, version)
 
     random.Random.seed = seed
-    random.seed = random._inst.seed
+    random.seed = program.CALL_NAMES["seed"] = random._inst.seed
     random.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed(0)
