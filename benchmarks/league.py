@@ -1,30 +1,33 @@
-"""Does a policy lose in self-play what it has learned? Kuhn poker against earlier versions of itself.
+"""Does a policy lose in self-play what it has learned? Kuhn poker and Tic-Tac-Toe against earlier versions of itself.
 
     python -m benchmarks.priming.games      the bases: they write legal moves, at random
-    python -m benchmarks.league             three kinds of opponents, three seeds each
+    python -m benchmarks.league             three kinds of opponents, three seeds each, of both games
     python -m benchmarks.league --minutes 0 what is finished
 
-The arms are the `opponents` of `--method league`. All else is as in `benchmarks.self_play`, but for a constant learning rate, half as
-many tasks a step, and all weights trained in place of adapters. Every `EVERY` steps the policy replies `REPLIES` times in each of the 12 situations. Everything else follows from the frequencies of its
-moves by enumeration, with a reply without a legal move counted as a forfeited hand (the game lets a player try again). Elo
-ratings come from `HANDS` hands between any two players, drawn with these frequencies, of which the payoff in chips is
-the score. Finished trainings are kept in `results/league.json` and not repeated. One core, two CPU-minutes each.
+The arms are the `opponents` of `--method league`. All else is as Kuhn poker in `benchmarks.self_play`, but for a constant learning
+rate, fewer tasks a step, and all weights trained in place of adapters. Every `EVERY` steps the policy of Kuhn poker replies `REPLIES`
+times in each of the 12 situations. Everything else follows from the frequencies of its moves by enumeration, with a reply
+without a legal move counted as a forfeited hand (the game lets a player try again). Elo ratings come from `HANDS` hands
+between any two players, drawn with these frequencies, of which the payoff in chips is the score. In Tic-Tac-Toe the
+`VERSIONS` of a training, a random, and a perfect player play `GAMES` games against each other in each seat. Finished trainings
+are kept in `results/league.json` and not repeated. One core, two CPU-minutes each in Kuhn poker.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks import kuhn, kuhn_game
+from benchmarks import kuhn, kuhn_game, noughts
 from benchmarks.evidence import Table, revision
 from benchmarks.options import Options
 from benchmarks.priming.games import OUT
@@ -51,7 +54,9 @@ VERSIONS = (0, 80, 160, 256)
 """Steps whose policies play each other; the last ends training, and the second is where others report a collapse."""
 REPLIES = 1000
 HANDS = 1000
-"""Between two players, half of them in each seat."""
+"""Of Kuhn poker between two players, half of them in each seat."""
+GAMES = 100
+"""Of Tic-Tac-Toe between two players, in each seat."""
 SETTINGS: Mapping[str, Any] = {
     **COMMON,
     **SETUPS["kuhn"].settings,
@@ -66,6 +71,8 @@ SETTINGS: Mapping[str, Any] = {
     "policies": "first=player,second=rival",
     "train_roles": "first",
 }
+OF_GAMES: Mapping[str, Mapping[str, Any]] = {"kuhn": {}, "tictactoe": {"tasks_per_step": 1}}
+"""Settings of a game that are not those above."""
 PLACES = [situation for seat in kuhn.SITUATIONS for situation in kuhn.SITUATIONS[seat]]
 """The order of situations in the results."""
 _MOVE = re.compile(r"\[(check|bet|fold|call)\]", re.IGNORECASE)
@@ -96,36 +103,72 @@ def frequencies(
     return shares
 
 
-def train(arm: str, seed: int) -> dict[str, Any]:
-    """Trains one policy; returns its frequencies on the way, and what that took."""
-    setup = SETUPS["kuhn"]
+def train(name: str, arm: str, seed: int) -> dict[str, Any]:
+    """Trains one policy; returns how it plays on the way, and what that took."""
+    setup = SETUPS[name]
     base, game = OUT / setup.game, env(setup.game, roles=("first", "second"), prompt="compact")
+    settings = {**SETTINGS, **OF_GAMES[name], "method_args": {"opponents": arm}}
     config = ATGRPOConfig(
         env=f"textarena:{setup.game}",
         model=str(base),
         seed=seed,
-        **{**SETTINGS, "method_args": {"opponents": arm}, "max_steps": VERSIONS[-1]},
+        **{**settings, "max_steps": VERSIONS[-1]},
     )
     players = parse_policies(config.policies, roles_of(game))
     policies = load_policies(base, players, seed=seed, full=True, reference=True)
-    trainer, texts = ATGRPO(config, game, policies), situations()
-    started, measured, opponents = time.process_time(), dict[str, Any](), list[int | None]()
+    trainer, texts = ATGRPO(config, game, policies), situations() if name == "kuhn" else {}
+    started, opponents = time.process_time(), list[int | None]()
+    measured, versions = dict[str, Any](), list[dict[str, torch.Tensor]]()
     while True:
-        if trainer.step % EVERY == 0:
+        if texts and trainer.step % EVERY == 0:
             measured[str(trainer.step)] = frequencies(policies, texts, seed)
             print(trainer.step, scores(measured[str(trainer.step)]), flush=True)
+        if trainer.step in VERSIONS:
+            versions.append(policies.state("player"))
         if trainer.step >= VERSIONS[-1]:
             break
         assert isinstance(trainer.method, Rivals)
         opponents.append(trainer.method.drawn)
         trainer.train_step()
     return {
-        "frequencies": measured,
+        **({"frequencies": measured} if texts else {"games": contests(policies, versions, seed)}),
         "opponents": opponents,
         "tokens": trainer.tokens,
         "cpu_s": round(time.process_time() - started),
         "revision": revision(),
     }
+
+
+def contests(
+    policies: PolicySet, versions: Sequence[Mapping[str, torch.Tensor]], seed: int
+) -> list[list[list[int]]]:
+    """Games of Tic-Tac-Toe between versions, a random player, and a perfect one.
+
+    Returns:
+        For the player of a row, who begins, and that of a column, `noughts.counts`.
+    """
+    count = len(versions) + 2
+
+    def player(place: int, policy: str) -> noughts.Player:
+        if place >= len(versions):
+            scripted = (noughts.at_random, noughts.optimal)[place - len(versions)]
+            return noughts.scripted(scripted, seed)
+        policies.load_state(policy, versions[place])
+        # Equal seeds would let both players draw alike.
+        return noughts.sampled(policies, policy, 2 * seed + (policy == "rival"))
+
+    def make() -> Any:
+        return env(SETUPS["tictactoe"].game, prompt="compact")
+
+    return [
+        [
+            noughts.counts(
+                player(one, "player"), player(other, "rival"), make, GAMES * (one != other), seed
+            )
+            for other in range(count)
+        ]
+        for one in range(count)
+    ]
 
 
 def player_of(shares: Sequence[Sequence[float]]) -> dict[kuhn.Situation, tuple[float, float]]:
@@ -148,46 +191,69 @@ RANDOM = kuhn.frequencies(kuhn.uniform())
 PERFECT = kuhn.frequencies(kuhn.equilibrium())
 
 
-def table(results: Mapping[str, Any]) -> Table:
+def scores_at(run: Mapping[str, Any], version: int) -> dict[str, float]:
+    """How well a version plays."""
+    if "frequencies" in run:
+        return scores(run["frequencies"][str(VERSIONS[version])])
+    points, games = points_of(run), np.array(run["games"])
+    replies, illegal = games[version, :, 3:].sum(0)
+    return {
+        "points a game against a random player": points[version, -2],
+        "points a game against a perfect player": points[version, -1],
+        "illegal replies, share": illegal / replies,
+    }
+
+
+def points_of(run: Mapping[str, Any]) -> np.ndarray:
+    """Won less lost games, as a share, of the player of a row against that of a column, both seats alike."""
+    games = np.array(run["games"])
+    lead = (games[..., 0] - games[..., 2]) / GAMES
+    return (lead - lead.T) / 2
+
+
+def table(results: Mapping[str, Any], game: str = "kuhn") -> Table:
     """Scores of each arm on the way, means over seeds, and their changes with intervals over seeds."""
-    first, early, last = (str(step) for step in (VERSIONS[0], VERSIONS[1], VERSIONS[-1]))
-    rows = []
-    for arm, runs in by_arm(results).items():
-        measured = {
-            step: [scores(run["frequencies"][step]) for run in runs]
-            for step in (first, early, last)
-        }
-        for score in measured[first][0]:
-            values = {
-                step: np.array([[row[score]] for row in rows_]) for step, rows_ in measured.items()
-            }
-            cells = [f"{values[step].mean():.3f}" for step in (first, early, last)]
+    shown, rows = (0, 1, len(VERSIONS) - 1), []
+    for arm, runs in by_arm(results, game).items():
+        measured = {at: [scores_at(run, at) for run in runs] for at in shown}
+        for score in measured[0][0]:
+            values = {at: np.array([[row[score]] for row in its]) for at, its in measured.items()}
+            cells = [f"{values[at].mean():.3f}" for at in shown]
             cells += [
-                _signed(over_seeds(values[last] - values[before], share=False))
-                for before in (first, early)
+                _signed(over_seeds(values[shown[-1]] - values[before], share=False))
+                for before in shown[:-1]
             ]
             rows.append([f"`{arm}`", str(len(runs)), score, *cells])
+    first, early, last = (VERSIONS[at] for at in shown)
     titles = [f"step {step}" for step in (first, early, last)]
     changes = [f"{before} to {last}" for before in (first, early)]
     return ["opponents", "seeds", "score", *titles, *changes], rows
 
 
-def versions_table(results: Mapping[str, Any]) -> Table:
-    """Chips a hand of each version against every other player, and ratings; means over seeds."""
+def versions_table(results: Mapping[str, Any], game: str = "kuhn") -> Table:
+    """Payoffs of each version against every other player, and ratings; means over seeds."""
     names, rows = (*(f"step {step}" for step in VERSIONS), "random", "perfect"), list[list[str]]()
-    for arm, runs in by_arm(results).items():
-        matrices = np.mean([payoffs(players(run)) for run in runs], axis=0)
-        ratings = np.mean([elo_of(players(run), seed) for seed, run in enumerate(runs)], axis=0)
-        for name, paid, rated in zip(names, matrices, ratings.T, strict=True):
+    for arm, runs in by_arm(results, game).items():
+        if game == "kuhn":
+            matrices = np.mean([payoffs(players(run)) for run in runs], axis=0)
+            rated_ = [elo_of(players(run), seed) for seed, run in enumerate(runs)]
+        else:
+            matrices = np.mean([points_of(run) for run in runs], axis=0)
+            rated_ = [elo_of_games(run["games"], seed) for seed, run in enumerate(runs)]
+        for name, paid, rated in zip(names, matrices, np.mean(rated_, axis=0).T, strict=True):
             low, high = np.percentile(rated[1:], [2.5, 97.5])
-            cells = ["" if other == name else f"{chips:+.2f}" for other, chips in zip(names, paid, strict=True)]  # fmt: skip
+            cells = ["" if other == name else f"{value:+.2f}" for other, value in zip(names, paid, strict=True)]  # fmt: skip
             rows.append([f"`{arm}`", name, *cells, f"{rated[0]:+.0f} [{low:+.0f}, {high:+.0f}]"])
     return ["opponents", "player", *(f"against {name}" for name in names), "Elo"], rows
 
 
-def by_arm(results: Mapping[str, Any]) -> dict[str, list[Any]]:
+noughts_table = functools.partial(table, game="tictactoe")
+noughts_versions = functools.partial(versions_table, game="tictactoe")
+
+
+def by_arm(results: Mapping[str, Any], game: str) -> dict[str, list[Any]]:
     """The finished trainings of each arm, in the order of seeds."""
-    cells = results["cells"]
+    cells = results[game]["cells"]
     runs = {arm: [cells[n] for seed in SEEDS if (n := f"{arm}/{seed}") in cells] for arm in ARMS}
     return {arm: its for arm, its in runs.items() if its}
 
@@ -208,15 +274,39 @@ def elo_of(several: Sequence[kuhn.Frequencies], seed: int) -> np.ndarray:
     Returns:
         Of shape (1 + resamples, players); the first player has 0.
     """
-    rng, half, count = np.random.default_rng(seed), HANDS // 2, len(several)
-    points = np.array([0.5 + chips / 4 for chips in kuhn.CHIPS])
-    won_RPP = np.zeros((1 + RESAMPLES, count, count))
-    for one, other in itertools.permutations(range(count), 2):
+    half = HANDS // 2
+
+    def hands(one: int, other: int, rng: np.random.Generator) -> np.ndarray:
         chances = np.array(kuhn.outcomes(several[one], several[other]))
-        hands = rng.multinomial(half, chances / chances.sum())
-        drawn = np.vstack([hands, rng.multinomial(half, hands / half, size=RESAMPLES)])
-        mean = drawn @ points / half
-        # Both seats, half of the hands each.
+        return rng.multinomial(half, chances / chances.sum())
+
+    return _ratings(hands, len(several), [0.5 + chips / 4 for chips in kuhn.CHIPS], seed)
+
+
+def elo_of_games(games: Sequence[Sequence[Sequence[int]]], seed: int) -> np.ndarray:
+    """The same from played games, of which a draw is half a win."""
+
+    def results(one: int, other: int, rng: np.random.Generator) -> np.ndarray:
+        del rng
+        return np.array(games[one][other][:3])
+
+    return _ratings(results, len(games), [1.0, 0.5, 0.0], seed)
+
+
+def _ratings(
+    played: Callable[[int, int, np.random.Generator], np.ndarray],
+    count: int,
+    points: Sequence[float],
+    seed: int,
+) -> np.ndarray:
+    """Ratings by how often each outcome with its points came of games that one player began against another."""
+    rng, won_RPP = np.random.default_rng(seed), np.zeros((1 + RESAMPLES, count, count))
+    for one, other in itertools.permutations(range(count), 2):
+        outcomes = played(one, other, rng)
+        half = outcomes.sum()
+        drawn = np.vstack([outcomes, rng.multinomial(half, outcomes / half, size=RESAMPLES)])
+        mean = drawn @ np.array(points) / half
+        # Both seats, half of the games each.
         won_RPP[:, one, other] += mean / 2
         won_RPP[:, other, one] += (1 - mean) / 2
     return elo(won_RPP)
@@ -255,21 +345,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     kuhn_game.register()
     torch.set_num_threads(1)
-    cells = json.loads(options.out.read_text())["cells"] if options.out.exists() else {}
+    results = json.loads(options.out.read_text()) if options.out.exists() else {}
     until = time.monotonic() + 60 * options.minutes
-    for arm, seed in itertools.product(ARMS, SEEDS):
-        name = f"{arm}/{seed}"
+    for game, arm, seed in itertools.product(OF_GAMES, ARMS, SEEDS):
+        name, cells = f"{arm}/{seed}", results.get(game, {}).get("cells", {})
         if name in cells or time.monotonic() >= until:
             continue
-        print(name, flush=True)
-        cells[name] = train(arm, seed)
-        settings = {**SETTINGS, "max_steps": VERSIONS[-1]}
-        result = {"settings": settings, "versions": versions(), "cells": cells}
+        print(game, name, flush=True)
+        cells[name] = train(game, arm, seed)
+        settings = {**SETTINGS, **OF_GAMES[game], "max_steps": VERSIONS[-1]}
+        results[game] = {"settings": settings, "versions": versions(), "cells": cells}
         # A list of numbers on one line.
-        text = re.sub(r"\s+(?=[^\[\]{}\"]*\])", " ", json.dumps(result, indent=1))
+        text = re.sub(r"\s+(?=[^\[\]{}\"]*\])", " ", json.dumps(results, indent=1))
         options.out.write_text(f"{text}\n", encoding="utf-8")
-    for made in (table, versions_table) if cells else ():
-        head, rows = made({"cells": cells})
+    for made, game in itertools.product((table, versions_table), results):
+        head, rows = made(results, game)
         print(f"\n{as_text([head, *rows])}")
 
 

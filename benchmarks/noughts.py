@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -14,6 +15,8 @@ from pettingllms.types import Request
 LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
 Board = tuple[str, ...]
 Opponent = Callable[[Any, random.Random], str]
+Player = Callable[[Sequence[Any]], list[str]]
+"""Its replies in games in which it is to move."""
 
 
 class Score(NamedTuple):
@@ -90,16 +93,52 @@ def matches(
     return Score(won, drawn, lost, illegal / max(replies, 1))
 
 
+def counts(
+    first: Player, second: Player, make: Callable[[], Any], count: int, seed: int
+) -> list[int]:
+    """Plays `count` games, all at once.
+
+    Returns:
+        Games that the player who begins has won, drawn, and lost; its replies, and those that the game could not take.
+    """
+    games, replies, illegal = [make() for _ in range(count)], 0, 0
+    for number, game in enumerate(games):
+        game.reset(seed=seed * count + number)
+    while not all(map(over, games)):
+        for seat, player in (("player_0", first), ("player_1", second)):
+            mine = [game for game in games if not over(game) and game.agent_selection == seat]
+            for game, text in zip(mine, player(mine) if mine else [], strict=True):
+                game.step(text)
+                replies += player is first
+                illegal += player is first and game.infos[seat]["parse_error"] is not None
+    paid = [game.rewards["player_0"] for game in games]
+    return [*(paid.count(value) for value in (1.0, 0.0, -1.0)), replies, illegal]
+
+
+def scripted(opponent: Opponent, seed: int) -> Player:
+    """A player that looks at each game by itself."""
+    rng = random.Random(seed)
+    return lambda games: [opponent(game, rng) for game in games]
+
+
+def sampled(policies: PolicySet, policy: str, seed: int) -> Player:
+    """A player whose moves a policy samples."""
+    rounds = itertools.count()
+    return lambda games: answers(policies, games, seed, next(rounds), policy)
+
+
 def over(game: Any) -> bool:
     """Whether the game has ended."""
     return any(game.terminations.values())
 
 
-def answers(policies: PolicySet, games: Sequence[Any], seed: int, round_: int) -> list[str]:
+def answers(
+    policies: PolicySet, games: Sequence[Any], seed: int, round_: int, policy: str | None = None
+) -> list[str]:
     """The policy's replies to what the players to move are shown."""
     requests = [
         Request(
-            policies.names[0],
+            policy or policies.names[0],
             policies.chat.prompt_ids(game.observe(game.agent_selection)["text"]),
             seed * 1_000_003 + round_ * 1009 + place,
         )

@@ -239,7 +239,7 @@ def _of_rows(table: Callable[[Any], Table], name: str) -> str:
 
 
 SCRIPTS = (
-    *("alone", "between", "ensemble", "games", "habits", "late_outcome", "leader", "malt"),
+    *("alone", "between", "ensemble", "games", "gate", "habits", "late_outcome", "leader", "malt"),
     *(
         "advice",
         "agentrl",
@@ -264,6 +264,7 @@ SCRIPTS = (
 SECOND = {
     "advice_signals": ("advice", "signals"),
     "agentrl_sweep": ("agentrl", "sweep"),
+    "gate_ranks": ("gate", "ranking"),
     "league_versions": ("league", "versions_table"),
     **{f"parts_{name}": ("parts", name) for name in ("roles", "passes")},
     "protocol_controls": ("protocol", "controls"),

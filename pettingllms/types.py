@@ -174,6 +174,8 @@ class Completion:
     """Version of the policy's weights that sampled it."""
     refused: bool = False
     """Whether a model behind an API refused, or answered without a text."""
+    notes: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """More entries for the info of the record, as JSON has them."""
 
 
 class Later(NamedTuple):

@@ -302,7 +302,8 @@ def dry_run(options: EvalConfig) -> str:
     plan = plan_of(options)
     turns, decisions = longest(plan.env)
     episodes = plan.episodes * len(plan.teams)
-    completions = episodes * decisions
+    replies = sum(getattr(team.ensemble, "replies", 1) for team in plan.teams)
+    completions = plan.episodes * replies * decisions
     tokens = completions * plan.sampling.max_new_tokens
     players = list(plan.roles_to_policies.values())
     roles, paid = len(players), sum(map(is_partner, players))

@@ -16,7 +16,7 @@ interval over tasks: Wilson's for shares of successes or completions, a bootstra
 | `return/<agent>` | what an episode earned the agent, at any agent's step (environments without a team reward) |
 | `win/<agent>`, `draws` | share of episodes in which the agent alone has the highest return, or no agent has; only if the agents' returns add up to the same in every episode |
 | `decisions` | decisions of an episode, all roles |
-| `tokens` | generated tokens of an episode, all roles |
+| `tokens` | generated tokens of an episode, all roles, with those of replies that a gate refused |
 | `<role>/reward`, `/team_reward`, `/local_reward` | what a completion earned |
 | `<role>/first_local_reward` | what an agent's first completion of an episode earned: the first turn of a task is the same problem for every team |
 | `<role>/first_<key>` | a number that the environment reports of that first completion, 0 if it reports none (unparsable): `coder/first_passed` is the share of hidden tests passed |

@@ -68,6 +68,19 @@ class EvalConfig:
         "api:MODEL gives an agent's next reply after one that could not be read or made a score worse; only the "
         "team that it corrects plays, for pettingllms-data step",
     )
+    gate: str | None = policies_setting(
+        None,
+        "Refuse replies of low advantage and ask again (ReAd): the team's evaluation on --split train, for a critic",
+    )
+    gate_replies: int = policies_setting(
+        4, "Gate: replies asked for at most; of none good enough, the best is played", at_least=1
+    )
+    gate_threshold: float = policies_setting(
+        0.0, "Gate: least advantage over an empty reply at which a reply is played"
+    )
+    gate_feedback: bool = policies_setting(
+        True, "Gate: ask again without the refused replies and their advantages in the prompt"
+    )
     split: str = task_setting("test", "train, val or test", choices=SPLITS)
     limit: int | None = task_setting(
         None,

@@ -193,18 +193,11 @@ class Ensemble:
         return Routed(answering, {"situation": situation, "member": member})
 
 
-class Voting:
-    """A sampler in which all members answer, and the most frequent text is played.
+class Wrapper:
+    """A sampler that completes prompts by asking `policies`."""
 
-    The record of an episode has the reply that was played, and not those of the others.
-
-    Args:
-        policies: completes the prompts.
-        members: for each, policy of the first member -> its own in that place.
-    """
-
-    def __init__(self, policies: Sampler, members: Sequence[Mapping[str, str]]) -> None:
-        self._policies, self._members = policies, members
+    def __init__(self, policies: Sampler) -> None:
+        self._policies = policies
 
     @property
     def continuous(self) -> bool:
@@ -218,6 +211,21 @@ class Voting:
     def prompt_ids(self, role: str, text: str) -> tuple[int, ...]:
         """Returns what the policies return."""
         return self._policies.prompt_ids(role, text)
+
+
+class Voting(Wrapper):
+    """A sampler in which all members answer, and the most frequent text is played.
+
+    The record of an episode has the reply that was played, and not those of the others.
+
+    Args:
+        policies: completes the prompts.
+        members: for each, policy of the first member -> its own in that place.
+    """
+
+    def __init__(self, policies: Sampler, members: Sequence[Mapping[str, str]]) -> None:
+        super().__init__(policies)
+        self._members = members
 
     def sample(
         self, requests: Sequence[Request], n: int, **settings: Any

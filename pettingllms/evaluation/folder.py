@@ -176,8 +176,9 @@ def read_trajectories(path: Path) -> dict[str, list[Trajectory]]:
     Raises:
         RunFolderError: there is none in this folder, or it is unfinished or damaged.
     """
-    if not (path / TRAJECTORIES).is_file():
-        raise RunFolderError(f"{path} holds no evaluation: it has no {TRAJECTORIES}")
+    for name in (TRAJECTORIES, SETTINGS):
+        if not (path / name).is_file():
+            raise RunFolderError(f"{path} holds no evaluation: it has no {name}")
     if not (path / RESULTS).is_file():
         raise RunFolderError(
             f"the evaluation in {path} is not finished; run its command again to resume it"

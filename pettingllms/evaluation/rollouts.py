@@ -35,6 +35,7 @@ from pettingllms.types import Task, is_partner, role_of
 
 if TYPE_CHECKING:
     from pettingllms.evaluation.ensembles import Ensemble
+    from pettingllms.evaluation.gate import Gated
     from pettingllms.evaluation.step import Teacher
 
 BASE, ADAPTERS, SWAPPED, PARTNERS = "base", "adapters", "swapped", "api"
@@ -113,7 +114,7 @@ def roll_out(
     chunk: Chunk,
     sampling: Sampling,
     on_batch: Callable[[Verdicts], None] = lambda _verdicts: None,
-    ensemble: Ensemble | Teacher | None = None,
+    ensemble: Ensemble | Gated | Teacher | None = None,
 ) -> list[Trajectory]:
     """Rolls out the episodes of one chunk, one completion a turn; those of each task in order.
 
@@ -125,7 +126,7 @@ def roll_out(
         chunk: the tasks, and which samples of each.
         sampling: how completions are drawn.
         on_batch: called before every batch with how the finished episodes ended; may raise to stop.
-        ensemble: several teams, or one and its teacher, of which it says who answers.
+        ensemble: several teams, or one with its teacher or its gate, of which it says who answers.
 
     Raises:
         ConfigError: the context of the model has no room for any prompt.
@@ -220,8 +221,8 @@ class Lineup(NamedTuple):
     adapters: bool
     swap: Mapping[str, str] | None = None
     """Role -> the role whose policy answers for it."""
-    ensemble: Ensemble | Teacher | None = None
-    """Several teams with their adapters, or one and its teacher, of which it says who answers."""
+    ensemble: Ensemble | Gated | Teacher | None = None
+    """Several teams with their adapters, or one with its teacher or its gate, of which it says who answers."""
 
     def described(self) -> dict[str, Any]:
         """Returns what it plays with, as JSON has it."""

@@ -39,6 +39,7 @@ from pettingllms.evaluation.ensembles import (
     write_routes,
 )
 from pettingllms.evaluation.folder import EvalFolder, digest, write_file
+from pettingllms.evaluation.gate import with_gate
 from pettingllms.evaluation.playing import playing
 from pettingllms.evaluation.plots import bars
 from pettingllms.evaluation.rollouts import (
@@ -325,6 +326,7 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
         source,
         divide="dataset" not in options.over,
     )
+    plan = with_gate(plan, options)
     return plan_with(plan, ensemble, options) if ensemble else plan
 
 

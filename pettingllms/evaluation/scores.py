@@ -245,7 +245,9 @@ def _add_team_scores(values: Mapping[str, list[float]], episode: Trajectory, fac
     groups = episode.groups
     values["decisions"].append(len(groups))
     values["turns"].append(max((group.key.turn + 1 for group in groups), default=0))
-    values["tokens"].append(sum(len(group.chosen.completion.token_ids) for group in groups))
+    chosen = [group.chosen for group in groups]
+    tokens = [c.info.get("gate_tokens", len(c.completion.token_ids)) for c in chosen]
+    values["tokens"].append(sum(tokens))
     if facts.overlong:
         values["overlong"].append(episode.overlong is not None)
     success = episode.success

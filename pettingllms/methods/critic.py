@@ -171,9 +171,7 @@ class Critics:
         """
         values_N = torch.zeros(count, dtype=torch.float64)
         for critic, (rows, features_NX) in features.items():
-            if critic not in self._critics:
-                self._critics[critic] = self._new(critic, features_NX.shape[1])
-            values_N[rows] = self._critics[critic].values(features_NX)
+            values_N[rows] = self._for(critic, features_NX).values(features_NX)
         return values_N
 
     def fit(
@@ -192,7 +190,12 @@ class Critics:
             mine = [number for number, row in enumerate(asked) if row in place]
             if mine:
                 chosen_NX = features_MX[[place[asked[number]] for number in mine]]
-                self._critics[critic].fit(chosen_NX, targets_N[mine])
+                self._for(critic, chosen_NX).fit(chosen_NX, targets_N[mine])
+
+    def _for(self, number: int, features_NX: torch.Tensor) -> Critic:
+        if number not in self._critics:
+            self._critics[number] = self._new(number, features_NX.shape[1])
+        return self._critics[number]
 
     def _new(self, number: int, size: int) -> Critic:
         return Critic(size, self._config.seed + number, **self._settings)

@@ -244,7 +244,7 @@ class RolloutEngine:
                 branch.result.team,
                 branch.result.local,
                 chosen=k == chosen or decision.plan.forks,
-                info={**branch.result.info, **decision.notes},
+                info={**branch.result.info, **branch.completion.notes, **decision.notes},
             )
             for k, branch in enumerate(branches)
         )
