@@ -188,9 +188,9 @@ class MaAirl(AtGrpo):
         config, replies = self.config, defaultdict[str, list[Reply]](list)
         for task in tasks_of_step(self._env, config.env, 0, self.episodes, config.seed):
             episode = Episode(self._env, task, 0)
-            while (agent := episode.agent) is not None:
+            while episode.agent is not None:
                 role, prompt_ids = episode.role, self._shown(policy, episode.env)
-                text = str(getattr(episode.env, "demonstration_for")(agent))  # noqa: B009 - of no protocol
+                text = episode.demonstration()
                 token_ids = self._policies.chat_for(policy).completion_ids(text)
                 if len(token_ids) > config.max_completion_length:
                     raise ConfigError(
