@@ -256,6 +256,7 @@ SCRIPTS = (
         "reading",
         "rounds",
         "self_play",
+        "step",
         "trust",
     ),
 )
