@@ -8,7 +8,7 @@ success are kept. All other arms are SFT of the base, too, with as many updates 
 agent's wrong moves or without them (masked), and, to tell corrections from more tasks, on episodes that the solver plays alone on all of
 these tasks. The rate of each arm is the one of `RATES` with which the seed `TUNING` solves most validation tasks. An error is repeated where
 an agent makes the wrong move again that it made before on the same cell of the same episode. Writes `results/step.json`; finished seeds are
-not repeated. One core, 20 CPU-minutes.
+not repeated. One core, 10 CPU-minutes.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from pettingllms.statistics import over_seeds
 from pettingllms.types import Sample, Task
 
 RESULTS = Path(__file__).parent / "results" / "step.json"
-GOLDEN, PLAYED, UPDATES = 20, 100, 60
+GOLDEN, PLAYED, UPDATES = 20, 100, 40
 TASKS, VALIDATION_TASKS = 300, 100
 TUNING, SEEDS = 50, (51, 52, 53)
-RATES = (1e-3, 2e-3, 4e-3, 8e-3)
+RATES = (1e-3, 2e-3, 4e-3)
 REPLIES, BATCH_TOKENS = 32, 1024
 """Replies of an update, and tokens of a forward pass."""
 ROLES = ("tool", "planner")
