@@ -47,7 +47,7 @@ RESULTS = Path(__file__).parent / "results" / "step.json"
 GOLDEN, PLAYED, UPDATES = 20, 100, 40
 TASKS, VALIDATION_TASKS = 300, 100
 TUNING, SEEDS = 50, (51, 52, 53)
-RATES = (1e-3, 2e-3, 4e-3)
+RATES = (1e-3, 2e-3, 4e-3, 8e-3)
 REPLIES, BATCH_TOKENS = 32, 1024
 """Replies of an update, and tokens of a forward pass."""
 ROLES = ("tool", "planner")
