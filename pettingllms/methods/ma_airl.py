@@ -88,7 +88,7 @@ class MaAirl(AtGrpo):
 
     Each role has g and h, for each policy that plays it; they read hidden states of the base model: at the end of o and
     o', and the mean over a. o' is what the agent who acts next is shown; after the end h is 0. f and log pi are
-    kept between -10 and 10, and a reply that cannot be read earns -10, less than any other.
+    kept between -10 and 10, and a reply that cannot be read earns -10, less than any other; neither is the paper's.
 
     Args:
         config: resolved settings of the run.
