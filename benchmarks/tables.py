@@ -257,6 +257,7 @@ SCRIPTS = (
         "reading",
         "rounds",
         "self_play",
+        "step",
         "trust",
     ),
 )

@@ -85,6 +85,8 @@ LONGER = [
     "learning --env plan_path --seeds 0 --policies shared --out made/learned.json",
     "trust",
     "airl --tokens 1 --tasks 2 --seeds 31 --out made/airl.json",
+    "airl --tokens 1 --tasks 2 --seeds 31",
+    "step --golden 1 --played 1 --updates 1 --tasks 2",
     f"viewer --gigabytes 0.001 --run {LEARNED}",
     f"refill {LEARNED} --rounds 1",
     "parts --only plan_path --seeds 21 --out benchmarks/results/parts.json",
@@ -182,6 +184,8 @@ SMALLEST = {
     "benchmarks.search_team.VALIDATION": 2,
     "benchmarks.self_play.EVERY": 1,
     "benchmarks.self_play.MATCHES": 2,
+    "benchmarks.step.RATES": [0.002],
+    "benchmarks.step.SEEDS": [51],
     "benchmarks.trust.TASKS": 30,
     "benchmarks.warm.START_TOKENS": 1,
 }

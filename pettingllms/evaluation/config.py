@@ -65,8 +65,9 @@ class EvalConfig:
     )
     teacher: str | None = policies_setting(
         None,
-        "api:MODEL gives an agent's next reply after one that could not be read or made a score worse; only the "
-        "team that it corrects plays, for pettingllms-data step",
+        "Gives an agent's next reply after a wrong one. api:MODEL: after one that could not be read or made a score "
+        "worse; solver, on boards: after one that earned less than the solver's would. Only the team that it "
+        "corrects plays, for pettingllms-data step",
     )
     gate: str | None = policies_setting(
         None,

@@ -289,6 +289,8 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
     env = make_env(config, options.split, source, divide="dataset" not in options.over)
     roles_to_policies = parse_policies(config.policies, *seats_of(env))
     seats = teacher.seats if teacher else {}
+    if teacher:
+        teacher.check(env)
     check_partners(config, {**roles_to_policies, **seats}, given="api_base" in options.over)
     if not any(map(is_own, roles_to_policies.values())):
         config = dataclasses.replace(config, adapters=None)

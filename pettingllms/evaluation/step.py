@@ -4,15 +4,17 @@ STeP, Chen et al. 2025, https://arxiv.org/abs/2505.20023, trains on episodes tha
 masks those: they stay in the context and out of the loss. A reply is a sample of its own here, so a mask is a filter:
 a wrong reply is no sample, and later prompts show it as they did.
 
-`pettingllms-eval --teacher api:MODEL` plays such episodes on purpose: after a wrong reply of an agent, the teacher gives
-its next one, in the state that the wrong one led to, and play goes on from there.
+`pettingllms-eval --teacher` plays such episodes on purpose: after a wrong reply of an agent, the teacher gives
+its next one, in the state that the wrong one led to, and play goes on from there. It is a model behind an API, or the
+environment's solver, which also judges: a reply that earns less than the solver's would have is wrong. The paper's teacher
+begins a correction with a reflection on the error; a solver has none.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -21,15 +23,18 @@ from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 from pettingllms.evaluation.compare import folder_and_team
 from pettingllms.evaluation.config import EvalConfig
 from pettingllms.policies.roles import check_policy_name
-from pettingllms.rollout.engine import Routed
-from pettingllms.rollout.episode import Episode
+from pettingllms.rollout.engine import BLANK, Routed
+from pettingllms.rollout.episode import AnyEnv, Episode, score
 from pettingllms.rollout.pairs import read_episodes, said, write_folder
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.samplers.base import Sampler
+from pettingllms.trainers.fitting import NEEDS, lacking
 from pettingllms.types import Candidate, is_partner
 
 CORRECTED = "corrected"
 """Title of the team that a teacher corrects."""
+SOLVER, SOLVER_REWARD = "solver", "solver_reward"
+"""The teacher on boards, and the entry of an info for what its reply would have earned."""
 SEAT = "/teacher"
 """Whose prompts a teacher reads: no role of an environment, or it would play that."""
 
@@ -56,10 +61,12 @@ def wrong(candidate: Candidate) -> str | None:
     """What is wrong with a reply; None where it is one to imitate.
 
     Rewards are differences of scores in the environments of this package: one below 0 says that the team's
-    state, or what its author answers for, was better before.
+    state, or what its author answers for, was better before. Where a solver judged, its reward in that state counts.
     """
     if candidate.info.get("parse_error") or candidate.completion.refused:
         return "unreadable"
+    if (best := candidate.info.get(SOLVER_REWARD)) is not None:
+        return "below the solver" if candidate.reward < best else None
     return "worse" if min(candidate.team_reward, candidate.local_reward) < 0 else None
 
 
@@ -71,8 +78,18 @@ class Teacher:
 
     @property
     def seats(self) -> dict[str, str]:
-        """Its place beside those of the agents -> its policy."""
-        return {SEAT: self.policy}
+        """Its place beside those of the agents -> its policy; a solver needs none."""
+        return {} if self.policy == SOLVER else {SEAT: self.policy}
+
+    def check(self, env: AnyEnv) -> None:
+        """Refuses a solver as the teacher in an environment that has none.
+
+        Raises:
+            ConfigError: says which have one.
+        """
+        if self.policy == SOLVER and lacking(("demonstrations",), env):
+            why = NEEDS["demonstrations"][1].format(env=env)
+            raise ConfigError(f"teacher {SOLVER} {why}")
 
     def described(self) -> dict[str, Any]:
         """Returns who corrects, as JSON has it."""
@@ -84,22 +101,30 @@ class Teacher:
 
     def route(self, episode: Episode, policy: str) -> Routed:
         """Returns the teacher after a wrong reply of the agent's own policy, else that policy."""
-        groups = [group for group in episode.groups if group.key.agent == episode.agent]
+        replies = [group.chosen for group in episode.groups if group.key.agent == episode.agent]
         # The teacher has one try: an agent that it cannot help goes on by itself.
-        why = wrong(groups[-1].chosen) if groups and groups[-1].policy != self.policy else None
-        return Routed(self.policy, {"corrects": why}) if why else Routed(policy)
+        why = wrong(replies[-1]) if replies and "corrects" not in replies[-1].info else None
+        notes: dict[str, Any] = {"corrects": why} if why else {}
+        reply = None
+        if self.policy == SOLVER:
+            reply = episode.demonstration()
+            (branch,) = score(episode, [replace(BLANK, text=reply)])
+            notes[SOLVER_REWARD] = branch.result.reward
+        return Routed(self.policy, notes, reply) if why else Routed(policy, notes)
 
 
 def teacher_of(options: EvalConfig) -> Teacher | None:
     """The teacher that the settings name, if there is one.
 
     Raises:
-        ConfigError: it is no model behind an API, or goes with other teams.
+        ConfigError: it is neither the solver nor a model behind an API, or goes with other teams.
     """
     if options.teacher is None:
         return None
-    if not is_partner(options.teacher):
-        raise ConfigError(f"teacher is a model behind an API, api:MODEL; got {options.teacher!r}")
+    if options.teacher != SOLVER and not is_partner(options.teacher):
+        raise ConfigError(
+            f"teacher is {SOLVER}, or a model behind an API, api:MODEL; got {options.teacher!r}"
+        )
     check_policy_name(options.teacher)
     for name in ("members", "swap"):
         if getattr(options, name) is not None:

@@ -88,7 +88,7 @@ class MaAirl(AtGrpo):
 
     Each role has g and h, for each policy that plays it; they read hidden states of the base model: at the end of o and
     o', and the mean over a. o' is what the agent who acts next is shown; after the end h is 0. f and log pi are
-    kept between -10 and 10, and a reply that cannot be read earns -10, less than any other.
+    kept between -10 and 10, and a reply that cannot be read earns -10, less than any other; neither is the paper's.
 
     Args:
         config: resolved settings of the run.
@@ -188,9 +188,9 @@ class MaAirl(AtGrpo):
         config, replies = self.config, defaultdict[str, list[Reply]](list)
         for task in tasks_of_step(self._env, config.env, 0, self.episodes, config.seed):
             episode = Episode(self._env, task, 0)
-            while (agent := episode.agent) is not None:
+            while episode.agent is not None:
                 role, prompt_ids = episode.role, self._shown(policy, episode.env)
-                text = str(getattr(episode.env, "demonstration_for")(agent))  # noqa: B009 - of no protocol
+                text = episode.demonstration()
                 token_ids = self._policies.chat_for(policy).completion_ids(text)
                 if len(token_ids) > config.max_completion_length:
                     raise ConfigError(

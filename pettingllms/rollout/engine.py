@@ -19,7 +19,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -49,6 +49,8 @@ class Routed(NamedTuple):
     policy: str
     notes: Mapping[str, Any] = MappingProxyType({})
     """More entries for the info of the record."""
+    reply: str | None = None
+    """The reply of a policy that is no model; None where the sampler is asked."""
 
 
 @dataclass(frozen=True)
@@ -156,22 +158,24 @@ class RolloutEngine:
                 continue
             prompt = episode.prompt()
             policy_name = self._given_to(episode.agent or "")
-            policy, notes = (
-                Routed(policy_name) if self.route is None else self.route(episode, policy_name)
-            )
+            routed = Routed(policy_name) if self.route is None else self.route(episode, policy_name)
+            policy, notes, reply = routed
             seed = episode.seed(*self.seed, "sampling")
             ids = self.sampler.prompt_ids(self._reader(episode.agent or "", policy), prompt)
             if len(ids) > (longest := self.longest.get(policy, len(ids))):
                 episode.end_overlong(len(ids), longest)
                 continue
             memory = None
-            if isinstance(prompt, Conversation) and not self.sampler.continuous:
+            if isinstance(prompt, Conversation) and not self.sampler.continuous and reply is None:
                 memory = cohort.memory(episode, len(ids))
             request = Request(policy, ids, seed, memory)
             plan = self._plan(episode, policy)
             decision = _Pending(episode, prompt, request, plan, notes)
             cohort.pending.append(decision)
-            asked.append(decision)
+            if reply is None:
+                asked.append(decision)
+            else:
+                decision.complete([replace(BLANK, prompt_ids=ids, text=reply)], self.pool)
         # Frozen policies get one completion while trained ones get K, and a call of the sampler has
         # one `n`.
         for n in sorted({decision.plan.draw for decision in asked}):

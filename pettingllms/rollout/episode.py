@@ -152,6 +152,10 @@ class Episode:
         tell = getattr(self.env, "privileged_for", None)
         return "" if tell is None else str(tell(self.agent or ""))
 
+    def demonstration(self) -> str:
+        """What the environment's solver would reply in place of the agent to act."""
+        return str(getattr(self.env, "demonstration_for")(self.agent or ""))  # noqa: B009 - of no protocol
+
     def leaving(self, branch: Branch, k: int) -> Episode:
         """Returns an episode that continues from candidate `k` of the pending decision."""
         # A shallow copy shares every container with the original, so that all that change are made

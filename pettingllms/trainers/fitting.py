@@ -111,8 +111,8 @@ NEEDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "demonstrations": (
         lambda env: not _has_solver(env.unwrapped),
-        "learns its reward from a solver's episodes, and {env} has no solver (plan_path, sokoban, and sudoku "
-        "do; one of your own overrides `_demonstrate`)",
+        "needs a solver, and {env} has none (plan_path, sokoban, and sudoku do; one of your own overrides "
+        "`_demonstrate`)",
     ),
     "judge": (
         lambda env: not env.metadata.get("judge"),
