@@ -61,7 +61,8 @@ def test_sft_makes_what_it_imitates_likelier(policies: PolicySet) -> None:
     role = step.ROLES[0]
 
     def likelihood() -> float:
-        logp = policies.sample_logprobs(role, [*dict.fromkeys(data[role])], step.BATCH_TOKENS)
+        pairs = [(role, sample) for sample in data[role]]
+        logp = policies.sample_logprobs(pairs, step.BATCH_TOKENS, 1.0)
         return float(sum(tokens.sum() for tokens in logp.values()))
 
     before = likelihood()
