@@ -182,5 +182,5 @@ def ray() -> Iterator[Any]:
 @pytest.mark.ray
 @pytest.mark.timeout(600)
 def test_workers_change_no_bit(ray: Any, model: Path) -> None:
-    settings = {**SETTINGS, "model": str(model), "lora_r": 4, "device": "cpu", "tasks_per_shard": 1}
+    settings = {**SETTINGS, "model": str(model), "policies": "shared", "tasks_per_shard": 1}
     assert run(ray, 4, workers=2, **settings) == run(None, 4, **settings)
