@@ -1,12 +1,12 @@
-"""Does training with `hindsight` help, where replies are rewarded at once and where only the end is? SmolLM2 reads.
+"""Does training with `hindsight` help a team, or the role whose replies it ranks right? SmolLM2 reads.
 
     python -m benchmarks.hindsight_training [--minutes N] [--dry-run]
 
-A team with a policy for each role learns `read` with `at_grpo` and with `hindsight` (weight 0.5) until `TOKENS` are generated, otherwise
-with the settings of `benchmarks.reading`. The rate of each method is the one of a grid whose team of the seed `TUNING` solves most
-validation tasks with dense rewards; where that is the first or last of the grid, the grid is extended. Teams of the seeds `SEEDS`, with
-dense rewards and with the outcome alone, then play 200 test tasks. Finished cells are kept in `results/hindsight_training.json` and not
-repeated. One core, two CPU-minutes a cell.
+A team with a policy for each role learns `read` until `TOKENS` are generated, otherwise with the settings of `benchmarks.reading`: with
+`at_grpo`; with `hindsight` (weight 0.5); and with `hindsight` where only the finder's solution is known, so that the answerer learns as with
+`at_grpo`. The rate of each arm is the one of a grid whose team of the seed `TUNING` solves most validation tasks; where that is the first
+or last of the grid, the grid is extended. Teams of the seeds `SEEDS` then play 200 test tasks. Finished cells are kept in
+`results/hindsight_training.json` and not repeated. One core, two CPU-minutes a cell.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from benchmarks import reading
 from benchmarks.evidence import Table, gain_over_seeds, revision, shown
 from benchmarks.options import Options
-from pettingllms.envs import make
+from pettingllms.envs import make, read_v0
 from pettingllms.evaluation import roles_of
 from pettingllms.evaluation.ablation import RoleTeam
 from pettingllms.evaluation.report import as_text
@@ -36,33 +36,42 @@ from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 
 RESULTS = Path(__file__).parent / "results" / "hindsight_training.json"
-METHODS = ("at_grpo", "hindsight")
-SCHEMES = ("dense", "sparse")
+PLAIN, BOTH, FINDER = "at_grpo", "hindsight", "hindsight, finder alone"
+ARMS = (PLAIN, BOTH, FINDER)
 RATES = (8e-4, 1.6e-3, 3.2e-3)
 TUNING, SEEDS = 12, (13, 14, 15)
 """None of them is a seed of `benchmarks.reading`, where the rates of the grid come from."""
 TOKENS = 10_000
 SETTINGS: Mapping[str, Any] = {**reading.SETTINGS, "max_steps": None, "max_tokens": TOKENS}
+FIRST = 10
+"""Steps over which the finder's reward is compared, before all of its replies are right."""
+
+
+class FinderTold(read_v0.raw_env):
+    """Reading, where the solution of the answerer is not known."""
+
+    def _privileged(self, state: read_v0.ReadState, agent: str) -> str:
+        return super()._privileged(state, agent) if agent == "finder_0" else ""
 
 
 class Cell(NamedTuple):
     """A training."""
 
-    scheme: str
-    method: str
+    arm: str
     rate: float
     seed: int
 
     @property
     def name(self) -> str:
         """Names it in the results."""
-        return f"{self.scheme}/{self.method}/{self.rate:g}/{self.seed}"
+        return f"{self.arm}/{self.rate:g}/{self.seed}"
 
 
 def trainer_of(cell: Cell) -> ATGRPO:
     """The trainer of a cell, before its first step."""
-    env = make("read", rewards=cell.scheme)
-    changes = {"method": cell.method, "learning_rate": cell.rate, "seed": cell.seed}
+    env = FinderTold() if cell.arm == FINDER else make("read")
+    method = PLAIN if cell.arm == PLAIN else BOTH
+    changes = {"method": method, "learning_rate": cell.rate, "seed": cell.seed}
     config = resolve(ATGRPOConfig(env="read", **{**SETTINGS, **changes}), env)
     policies = load_policies(
         model_path(reading.MODEL),
@@ -79,14 +88,15 @@ def trainer_of(cell: Cell) -> ATGRPO:
 def measured(cell: Cell) -> dict[str, Any]:
     """Trains a cell, and plays held-out tasks at the end."""
     torch.set_num_threads(1)
-    trainer, started, curve = trainer_of(cell), reading.cpu_seconds(), list[float]()
+    trainer, started, curve = trainer_of(cell), reading.cpu_seconds(), list[dict[str, float]]()
     while trainer.tokens < TOKENS:
-        curve.append(round(trainer.train_step()[1]["success/answerer"], 3))
+        _, metrics = trainer.train_step()
+        names = ("success/answerer", "reward/finder", "reward/answerer")
+        curve.append({name: round(metrics[name], 3) for name in names})
         print(trainer.step, curve[-1], f"{reading.cpu_seconds() - started:.0f} s", flush=True)
     trained_s = reading.cpu_seconds() - started
     tuned = cell.seed == TUNING
     split, tasks = ("val", reading.VALIDATION_TASKS) if tuned else ("test", reading.TEST_TASKS)
-    # Success is the same with either rewards, so that all teams play the same tasks.
     of_reading = reading.Cell("read", reading.AT_GRPO, cell.rate, cell.seed)
     everyone = RoleTeam("both", trainer.trained, {})
     return {
@@ -98,16 +108,16 @@ def measured(cell: Cell) -> dict[str, Any]:
     }
 
 
-def tuned(cells: Mapping[str, Any], method: str) -> tuple[list[float], float | None]:
-    """The grid of a method, and its best rate; None while cells of the grid are missing."""
+def tuned(cells: Mapping[str, Any], arm: str) -> tuple[list[float], float | None]:
+    """The grid of an arm, and its best rate; None while cells of the grid are missing."""
     grid = list(RATES)
     while True:
-        names = [Cell(SCHEMES[0], method, rate, TUNING).name for rate in grid]
+        names = [Cell(arm, rate, TUNING).name for rate in grid]
         if any(name not in cells for name in names):
             return grid, None
         scores = [reading.share(cells[name]["solved"]) for name in names]
         best = scores.index(max(scores))
-        if 0 < best < len(grid) - 1:
+        if 0 < best < len(grid) - 1 or not scores[best]:
             return grid, grid[best]
         grid = [grid[0] / 2, *grid] if best == 0 else [*grid, 2 * grid[-1]]
 
@@ -119,46 +129,64 @@ def missing(cells: Mapping[str, Any]) -> list[Cell]:
 
 def _wanted(cells: Mapping[str, Any]) -> Iterator[Cell]:
     rates = dict[str, float]()
-    for method in METHODS:
-        grid, best = tuned(cells, method)
-        yield from (Cell(SCHEMES[0], method, rate, TUNING) for rate in grid)
+    for arm in ARMS:
+        grid, best = tuned(cells, arm)
+        yield from (Cell(arm, rate, TUNING) for rate in grid)
         if best is not None:
-            rates[method] = best
-    for scheme in SCHEMES:
-        for seed in SEEDS:
-            yield from (Cell(scheme, method, rate, seed) for method, rate in rates.items())
+            rates[arm] = best
+    for seed in SEEDS:
+        yield from (Cell(arm, rate, seed) for arm, rate in rates.items())
+
+
+def runs_of(results: Mapping[str, Any], arm: str) -> list[dict[str, Any]]:
+    """The records of an arm at its best rate, by seed."""
+    cells = results["cells"]
+    return [cells[Cell(arm, tuned(cells, arm)[1] or 0.0, seed).name] for seed in SEEDS]
+
+
+def solved(results: Mapping[str, Any], arm: str) -> np.ndarray:
+    """1 where a test task was solved, of shape (seeds, tasks)."""
+    return np.array([[float(digit) for digit in r["solved"]] for r in runs_of(results, arm)])
 
 
 def table(results: Mapping[str, Any]) -> Table:
-    """Success on test tasks of each method, and what `hindsight` adds, over seeds and tasks."""
-    cells, rows = results["cells"], list[list[str]]()
-    rates = {method: tuned(cells, method)[1] or 0.0 for method in METHODS}
-    for scheme in SCHEMES:
-        runs = {
-            method: [cells[Cell(scheme, method, rate, seed).name] for seed in SEEDS]
-            for method, rate in rates.items()
-        }
-        solved = {
-            method: np.array([[float(digit) for digit in run["solved"]] for run in several])
-            for method, several in runs.items()
-        }
-        cells_of = [
-            cell
-            for method in METHODS
-            for cell in (
-                ", ".join(f"{shares.mean():.2f}" for shares in solved[method]),
-                shown(over_seeds(solved[method])),
-            )
-        ]
-        gain = reading.signed(gain_over_seeds(solved["hindsight"] - solved["at_grpo"]))
-        updates = ", ".join(f"{np.mean([len(r['curve']) for r in runs[m]]):.0f}" for m in METHODS)
-        seconds = ", ".join(
-            f"{np.mean([r['training_cpu_s'] / len(r['curve']) for r in runs[m]]):.1f}"
-            for m in METHODS
+    """Success on test tasks of each arm, what it adds to `at_grpo`, over seeds and tasks, and how its roles fare in training."""
+    rows = []
+    for arm in ARMS:
+        of_arm, runs = solved(results, arm), runs_of(results, arm)
+        gain = reading.signed(gain_over_seeds(of_arm - solved(results, PLAIN)))
+        curves = [run["curve"] for run in runs]
+        finder = np.mean([[step["reward/finder"] for step in c[:FIRST]] for c in curves])
+        answerer = np.mean([[step["reward/answerer"] for step in c[-FIRST:]] for c in curves])
+        seconds = np.mean([run["training_cpu_s"] / len(run["curve"]) for run in runs])
+        rows.append(
+            [
+                arm,
+                f"{tuned(results['cells'], arm)[1]:g}",
+                ", ".join(f"{share:.2f}" for share in of_arm.mean(axis=1)),
+                shown(over_seeds(of_arm)),
+                "" if arm == PLAIN else gain,
+                f"{finder:.2f}",
+                f"{answerer:.2f}",
+                f"{np.mean([len(curve) for curve in curves]):.0f}",
+                f"{seconds:.1f}",
+            ]
         )
-        rows.append([scheme, *cells_of, gain, updates, seconds])
-    heads = (h for m in METHODS for h in (f"`{m}`, rate {rates[m]:g}, each seed", "mean"))
-    return ["rewards", *heads, "difference", "updates", "CPU-seconds a step"], rows
+    rewards = f"finder's reward, first {FIRST} steps", f"answerer's, last {FIRST}"
+    heads = ("arm", "rate", "each seed", "mean", f"minus {PLAIN}", *rewards, "steps")
+    return [*heads, "CPU-seconds a step"], rows
+
+
+def sweep(results: Mapping[str, Any]) -> Table:
+    """Success on validation tasks by rate, of the seed for tuning."""
+    cells = results["cells"]
+    columns = sorted({rate for arm in ARMS for rate in tuned(cells, arm)[0]})
+    rows = []
+    for arm in ARMS:
+        names = {rate: Cell(arm, rate, TUNING).name for rate in columns}
+        shares = {r: reading.share(cells[n]["solved"]) for r, n in names.items() if n in cells}
+        rows.append([arm, *(f"{shares[r]:.2f}" if r in shares else "" for r in columns)])
+    return ["arm", *(f"{rate:g}" for rate in columns)], rows
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -181,8 +209,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         result = {"settings": settings, "versions": versions(), "cells": cells}
         options.out.write_text(f"{json.dumps(result, indent=1)}\n", encoding="utf-8")
     if not due:
-        head, rows = table({"cells": cells})
-        print(f"\n{as_text([head, *rows])}")
+        for made in (table, sweep):
+            head, rows = made({"cells": cells})
+            print(f"\n{as_text([head, *rows])}")
 
 
 if __name__ == "__main__":
