@@ -17,7 +17,7 @@ import torch
 from pettingzoo.utils.wrappers import BaseWrapper
 from transformers import AutoModelForCausalLM
 
-from benchmarks import sweet
+from benchmarks import reading, sweet
 from pettingllms.envs import ENVIRONMENTS, make
 from pettingllms.envs.base import TextEnv, next_agent
 from pettingllms.envs.check import view
@@ -467,7 +467,8 @@ def test_the_loss_of_a_pair_of_episodes_is_that_of_the_table() -> None:
         for name in names
     ]
     assert worth == [pytest.approx(case["expected"][f"A {name}"]) for name in names]
-    loss = sweet.dpo_loss(*(torch.tensor(one) for one in worth), beta=case["inputs"]["beta"])
+    better, worse = (torch.tensor(one) for one in worth)
+    loss = sweet.dpo_loss(better, worse, beta=case["inputs"]["beta"])
     assert loss.item() == pytest.approx(case["expected"]["loss"], abs=1e-6)
 
 
@@ -490,7 +491,7 @@ def test_a_trained_critic_prefers_the_better_episodes(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sweet, "MODEL", str(model))
-    monkeypatch.setattr(sweet, "SETTINGS", {**sweet.SETTINGS, "model": str(model)})
+    monkeypatch.setattr(sweet, "SETTINGS", {**reading.SETTINGS, "model": str(model)})
     monkeypatch.setattr(sweet, "RATE", 0.05)
     monkeypatch.setattr(sweet, "EPOCHS", 8)
     episodes = sweet.played("grpo", "train", 1)
