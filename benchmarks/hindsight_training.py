@@ -23,6 +23,7 @@ import torch
 from benchmarks import reading
 from benchmarks.evidence import Table, gain_over_seeds, revision, shown
 from benchmarks.options import Options
+from benchmarks.reading import TEST_TASKS, VALIDATION_TASKS
 from pettingllms.envs import make, read_v0
 from pettingllms.evaluation import roles_of
 from pettingllms.evaluation.ablation import RoleTeam
@@ -95,8 +96,7 @@ def measured(cell: Cell) -> dict[str, Any]:
         curve.append({name: round(metrics[name], 3) for name in names})
         print(trainer.step, curve[-1], f"{reading.cpu_seconds() - started:.0f} s", flush=True)
     trained_s = reading.cpu_seconds() - started
-    tuned = cell.seed == TUNING
-    split, tasks = ("val", reading.VALIDATION_TASKS) if tuned else ("test", reading.TEST_TASKS)
+    split, tasks = ("val", VALIDATION_TASKS) if cell.seed == TUNING else ("test", TEST_TASKS)
     of_reading = reading.Cell("read", reading.AT_GRPO, cell.rate, cell.seed)
     everyone = RoleTeam("both", trainer.trained, {})
     return {

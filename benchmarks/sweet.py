@@ -245,6 +245,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     pairs = pairs_of(played("grpo", "train", options.tasks))
+    if not pairs:
+        raise SystemExit("no two episodes of a task earned differently; play more --tasks")
     print(len(pairs), "pairs", flush=True)
     losses = {
         name: train_critic(pairs, reads, OUT / name)

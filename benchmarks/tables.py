@@ -248,6 +248,7 @@ SCRIPTS = (
         "crew",
         "distillation",
         "hindsight",
+        "hindsight_training",
         "league",
         "parts",
         "peers_sweep",
@@ -256,6 +257,7 @@ SCRIPTS = (
         "reading",
         "rounds",
         "self_play",
+        "sweet",
         "trust",
     ),
 )
@@ -263,6 +265,7 @@ SCRIPTS = (
 SECOND = {
     "advice_signals": ("advice", "signals"),
     "agentrl_sweep": ("agentrl", "sweep"),
+    "hindsight_sweep": ("hindsight_training", "sweep"),
     "league_versions": ("league", "versions_table"),
     **{f"parts_{name}": ("parts", name) for name in ("roles", "passes")},
     "protocol_controls": ("protocol", "controls"),

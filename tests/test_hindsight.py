@@ -17,7 +17,7 @@ import torch
 from pettingzoo.utils.wrappers import BaseWrapper
 from transformers import AutoModelForCausalLM
 
-from benchmarks import reading, sweet
+from benchmarks import hindsight_training, reading, sweet
 from pettingllms.envs import ENVIRONMENTS, make
 from pettingllms.envs.base import TextEnv, next_agent
 from pettingllms.envs.check import view
@@ -500,3 +500,36 @@ def test_a_trained_critic_prefers_the_better_episodes(
     groups = [group for pair in pairs for episode in pair for group in episode.groups]
     worth = sweet.scores_of(groups, tmp_path / "critic")
     assert sum(worth[:2]) > sum(worth[2:])
+
+
+# Training with it.
+
+
+def test_the_answerer_learns_without_the_score_where_the_finder_alone_is_told() -> None:
+    cell = hindsight_training.Cell(hindsight_training.FINDER, 1e-3, 1)
+    plain, told = make("read"), hindsight_training.FinderTold()
+    for env in (plain, told):
+        env.reset(seed=3)
+    assert told.privileged_for("finder_0") == plain.privileged_for("finder_0")
+    assert plain.privileged_for("answerer_0")
+    assert told.privileged_for("answerer_0") == ""
+    assert cell.name == "hindsight, finder alone/0.001/1"
+
+
+def test_a_grid_of_rates_grows_at_its_ends_but_not_where_nothing_is_solved() -> None:
+    def cells(**solved: float) -> dict[str, Any]:
+        return {
+            hindsight_training.Cell("at_grpo", float(rate[1:]), hindsight_training.TUNING).name: {
+                "solved": "1" * round(100 * share) + "0" * round(100 - 100 * share)
+            }
+            for rate, share in solved.items()
+        }
+
+    first, middle, last = hindsight_training.RATES
+    inside = cells(**{f"r{first}": 0.5, f"r{middle}": 0.6, f"r{last}": 0.5})
+    assert hindsight_training.tuned(inside, "at_grpo") == ([first, middle, last], middle)
+    at_end = cells(**{f"r{first}": 0.5, f"r{middle}": 0.6, f"r{last}": 0.7})
+    grid = [first, middle, last, 2 * last]
+    assert hindsight_training.tuned(at_end, "at_grpo") == (grid, None)
+    nothing = cells(**{f"r{rate}": 0.0 for rate in hindsight_training.RATES})
+    assert hindsight_training.tuned(nothing, "at_grpo")[1] == first

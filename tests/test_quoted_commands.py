@@ -52,6 +52,7 @@ RUN = [
     "reading --dry-run --minutes 0 --only read relay",
     "distillation --dry-run --minutes 0",
     "agentrl --dry-run --minutes 0",
+    "hindsight_training --dry-run --minutes 0",
     "reading --minutes 0 --only read relay",
     "errands",
     "relay",
@@ -117,6 +118,8 @@ WITH_GAMES = [
 WITH_SMOLLM2 = [
     "prompts --replies 1 --envs math --kinds small --out made/prompts.json",
     "hindsight --envs read --tasks 1",
+    "hindsight_training --out made/hindsight_training.json",
+    "sweet --tasks 3 --out made/sweet.json",
 ]
 """Commands that load a pretrained model: `make test-real`."""
 ON_RAY = [
@@ -142,6 +145,12 @@ SMALLEST = {
     "benchmarks.ensemble.TABLE_TASKS": 12,
     "benchmarks.ensemble.TOKENS": 2,
     "benchmarks.habits.HALF": 1,
+    "benchmarks.hindsight_training.RATES": [0.001],
+    "benchmarks.hindsight_training.SEEDS": [13],
+    "benchmarks.hindsight_training.SETTINGS": {"tasks_per_step": 1, "num_generations": 2},
+    "benchmarks.hindsight_training.TEST_TASKS": 2,
+    "benchmarks.hindsight_training.TOKENS": 1,
+    "benchmarks.hindsight_training.VALIDATION_TASKS": 2,
     "benchmarks.league.EVERY": 1,
     "benchmarks.league.REPLIES": 2,
     "benchmarks.league.SETTINGS": {"tasks_per_step": 1},
@@ -171,6 +180,8 @@ SMALLEST = {
     "benchmarks.search_team.VALIDATION": 2,
     "benchmarks.self_play.EVERY": 1,
     "benchmarks.self_play.MATCHES": 2,
+    "benchmarks.sweet.EPOCHS": 1,
+    "benchmarks.sweet.HELD_OUT": 2,
     "benchmarks.trust.TASKS": 30,
     "benchmarks.warm.START_TOKENS": 1,
 }
