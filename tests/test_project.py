@@ -84,7 +84,7 @@ def test_the_core_needs_no_deep_learning_library() -> None:
 # Budgets and hygiene
 
 
-LINES, NODES = 57_857, 368_129
+LINES, NODES = 57_971, 368_977
 
 
 def test_the_package_keeps_its_size() -> None:
