@@ -4,9 +4,8 @@
 
 A team with a policy for each role learns `read` until `TOKENS` are generated, otherwise with the settings of `benchmarks.reading`: with
 `at_grpo`; with `hindsight` (weight 0.5); and with `hindsight` where only the finder's solution is known, so that the answerer learns as with
-`at_grpo`. The rate of each arm is the one of a grid whose team of the seed `TUNING` solves most validation tasks; where that is the first
-or last of the grid, the grid is extended. Teams of the seeds `SEEDS` then play 200 test tasks. Finished cells are kept in
-`results/hindsight_training.json` and not repeated. One core, two CPU-minutes a cell.
+`at_grpo`. The rate of each arm is the one of `GRIDS` whose team of the seed `TUNING` solves most validation tasks. Teams of the seeds `SEEDS`
+then play 200 test tasks. Finished cells are kept in `results/hindsight_training.json` and not repeated. One core, two CPU-minutes a cell.
 """
 
 from __future__ import annotations
@@ -38,8 +37,9 @@ from pettingllms.trainers.config import ATGRPOConfig, resolve
 
 RESULTS = Path(__file__).parent / "results" / "hindsight_training.json"
 PLAIN, BOTH, FINDER = "at_grpo", "hindsight", "hindsight, finder alone"
-ARMS = (PLAIN, BOTH, FINDER)
 RATES = (8e-4, 1.6e-3, 3.2e-3)
+GRIDS: Mapping[str, Sequence[float]] = {PLAIN: RATES, BOTH: RATES, FINDER: RATES[:2]}
+"""Arm -> its rates. At the highest one `hindsight` unlearns the finder's part, too."""
 TUNING, SEEDS = 12, (13, 14, 15)
 """None of them is a seed of `benchmarks.reading`, where the rates of the grid come from."""
 TOKENS = 10_000
@@ -108,18 +108,12 @@ def measured(cell: Cell) -> dict[str, Any]:
     }
 
 
-def tuned(cells: Mapping[str, Any], arm: str) -> tuple[list[float], float | None]:
-    """The grid of an arm, and its best rate; None while cells of the grid are missing."""
-    grid = list(RATES)
-    while True:
-        names = [Cell(arm, rate, TUNING).name for rate in grid]
-        if any(name not in cells for name in names):
-            return grid, None
-        scores = [reading.share(cells[name]["solved"]) for name in names]
-        best = scores.index(max(scores))
-        if 0 < best < len(grid) - 1 or not scores[best]:
-            return grid, grid[best]
-        grid = [grid[0] / 2, *grid] if best == 0 else [*grid, 2 * grid[-1]]
+def best_rate(cells: Mapping[str, Any], arm: str) -> float | None:
+    """The rate of an arm that solves most validation tasks, the first of equals; None while cells are missing."""
+    names = {rate: Cell(arm, rate, TUNING).name for rate in GRIDS[arm]}
+    if any(name not in cells for name in names.values()):
+        return None
+    return max(names, key=lambda rate: reading.share(cells[names[rate]]["solved"]))
 
 
 def missing(cells: Mapping[str, Any]) -> list[Cell]:
@@ -128,20 +122,17 @@ def missing(cells: Mapping[str, Any]) -> list[Cell]:
 
 
 def _wanted(cells: Mapping[str, Any]) -> Iterator[Cell]:
-    rates = dict[str, float]()
-    for arm in ARMS:
-        grid, best = tuned(cells, arm)
+    for arm, grid in GRIDS.items():
         yield from (Cell(arm, rate, TUNING) for rate in grid)
-        if best is not None:
-            rates[arm] = best
-    for seed in SEEDS:
-        yield from (Cell(arm, rate, seed) for arm, rate in rates.items())
+    for arm in GRIDS:
+        if (rate := best_rate(cells, arm)) is not None:
+            yield from (Cell(arm, rate, seed) for seed in SEEDS)
 
 
 def runs_of(results: Mapping[str, Any], arm: str) -> list[dict[str, Any]]:
     """The records of an arm at its best rate, by seed."""
     cells = results["cells"]
-    return [cells[Cell(arm, tuned(cells, arm)[1] or 0.0, seed).name] for seed in SEEDS]
+    return [cells[Cell(arm, best_rate(cells, arm) or 0.0, seed).name] for seed in SEEDS]
 
 
 def solved(results: Mapping[str, Any], arm: str) -> np.ndarray:
@@ -152,7 +143,7 @@ def solved(results: Mapping[str, Any], arm: str) -> np.ndarray:
 def table(results: Mapping[str, Any]) -> Table:
     """Success on test tasks of each arm, what it adds to `at_grpo`, over seeds and tasks, and how its roles fare in training."""
     rows = []
-    for arm in ARMS:
+    for arm in GRIDS:
         of_arm, runs = solved(results, arm), runs_of(results, arm)
         gain = reading.signed(gain_over_seeds(of_arm - solved(results, PLAIN)))
         curves = [run["curve"] for run in runs]
@@ -162,7 +153,7 @@ def table(results: Mapping[str, Any]) -> Table:
         rows.append(
             [
                 arm,
-                f"{tuned(results['cells'], arm)[1]:g}",
+                f"{best_rate(results['cells'], arm):g}",
                 ", ".join(f"{share:.2f}" for share in of_arm.mean(axis=1)),
                 shown(over_seeds(of_arm)),
                 "" if arm == PLAIN else gain,
@@ -179,14 +170,13 @@ def table(results: Mapping[str, Any]) -> Table:
 
 def sweep(results: Mapping[str, Any]) -> Table:
     """Success on validation tasks by rate, of the seed for tuning."""
-    cells = results["cells"]
-    columns = sorted({rate for arm in ARMS for rate in tuned(cells, arm)[0]})
-    rows = []
-    for arm in ARMS:
-        names = {rate: Cell(arm, rate, TUNING).name for rate in columns}
-        shares = {r: reading.share(cells[n]["solved"]) for r, n in names.items() if n in cells}
-        rows.append([arm, *(f"{shares[r]:.2f}" if r in shares else "" for r in columns)])
-    return ["arm", *(f"{rate:g}" for rate in columns)], rows
+    cells, rows = results["cells"], []
+    for arm, grid in GRIDS.items():
+        solved = {rate: cells[Cell(arm, rate, TUNING).name]["solved"] for rate in grid}
+        rows.append(
+            [arm, *(f"{reading.share(solved[r]):.2f}" if r in solved else "" for r in RATES)]
+        )
+    return ["arm", *(f"{rate:g}" for rate in RATES)], rows
 
 
 def main(argv: Sequence[str] | None = None) -> None:

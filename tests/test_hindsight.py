@@ -516,20 +516,19 @@ def test_the_answerer_learns_without_the_score_where_the_finder_alone_is_told() 
     assert cell.name == "hindsight, finder alone/0.001/1"
 
 
-def test_a_grid_of_rates_grows_at_its_ends_but_not_where_nothing_is_solved() -> None:
-    def cells(**solved: float) -> dict[str, Any]:
+def test_the_rate_is_the_one_that_solves_most_once_all_are_measured() -> None:
+    def cells(*solved: float) -> dict[str, Any]:
         return {
-            hindsight_training.Cell("at_grpo", float(rate[1:]), hindsight_training.TUNING).name: {
+            hindsight_training.Cell("at_grpo", rate, hindsight_training.TUNING).name: {
                 "solved": "1" * round(100 * share) + "0" * round(100 - 100 * share)
             }
-            for rate, share in solved.items()
+            for rate, share in zip(hindsight_training.RATES, solved, strict=False)
         }
 
-    first, middle, last = hindsight_training.RATES
-    inside = cells(**{f"r{first}": 0.5, f"r{middle}": 0.6, f"r{last}": 0.5})
-    assert hindsight_training.tuned(inside, "at_grpo") == ([first, middle, last], middle)
-    at_end = cells(**{f"r{first}": 0.5, f"r{middle}": 0.6, f"r{last}": 0.7})
-    grid = [first, middle, last, 2 * last]
-    assert hindsight_training.tuned(at_end, "at_grpo") == (grid, None)
-    nothing = cells(**{f"r{rate}": 0.0 for rate in hindsight_training.RATES})
-    assert hindsight_training.tuned(nothing, "at_grpo")[1] == first
+    first, middle, _ = hindsight_training.RATES
+    assert hindsight_training.best_rate(cells(0.5, 0.6, 0.5), "at_grpo") == middle
+    assert hindsight_training.best_rate(cells(0.0, 0.0, 0.0), "at_grpo") == first
+    assert hindsight_training.best_rate(cells(0.5, 0.6), "at_grpo") is None
+    due = [cell.name for cell in hindsight_training.missing(cells(0.5, 0.6, 0.5))]
+    assert "at_grpo/0.0016/13" in due
+    assert not any(name.startswith("hindsight/") and "/13" in name for name in due)

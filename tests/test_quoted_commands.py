@@ -32,6 +32,7 @@ SEARCH_ARMS = [
     "mhgpo, fork on first",
 ]
 """Those of `search_team`, which has up to fifteen seeds of each."""
+HINDSIGHT_ARMS = ["at_grpo", "hindsight", "hindsight, finder alone"]
 FEW = "--rounds 1 --prompts 2 --k 2 --reply-tokens 2"
 RUN = [
     "tables --write",
@@ -145,7 +146,7 @@ SMALLEST = {
     "benchmarks.ensemble.TABLE_TASKS": 12,
     "benchmarks.ensemble.TOKENS": 2,
     "benchmarks.habits.HALF": 1,
-    "benchmarks.hindsight_training.RATES": [0.001],
+    "benchmarks.hindsight_training.GRIDS": dict.fromkeys(HINDSIGHT_ARMS, [0.001]),
     "benchmarks.hindsight_training.SEEDS": [13],
     "benchmarks.hindsight_training.SETTINGS": {"tasks_per_step": 1, "num_generations": 2},
     "benchmarks.hindsight_training.TEST_TASKS": 2,
