@@ -146,7 +146,7 @@ SMALLEST = {
     "benchmarks.ensemble.TABLE_TASKS": 12,
     "benchmarks.ensemble.TOKENS": 2,
     "benchmarks.habits.HALF": 1,
-    "benchmarks.hindsight_training.GRIDS": dict.fromkeys(HINDSIGHT_ARMS, [0.001]),
+    "benchmarks.hindsight_training.GRIDS": {arm: [0.001] for arm in HINDSIGHT_ARMS},
     "benchmarks.hindsight_training.SEEDS": [13],
     "benchmarks.hindsight_training.SETTINGS": {"tasks_per_step": 1, "num_generations": 2},
     "benchmarks.hindsight_training.TEST_TASKS": 2,
