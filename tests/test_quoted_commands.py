@@ -181,7 +181,6 @@ SMALLEST = {
     "benchmarks.search_team.VALIDATION": 2,
     "benchmarks.self_play.EVERY": 1,
     "benchmarks.self_play.MATCHES": 2,
-    "benchmarks.sweet.EPOCHS": 1,
     "benchmarks.sweet.HELD_OUT": 2,
     "benchmarks.trust.TASKS": 30,
     "benchmarks.warm.START_TOKENS": 1,
