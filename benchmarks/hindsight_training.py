@@ -130,9 +130,10 @@ def _wanted(cells: Mapping[str, Any]) -> Iterator[Cell]:
 
 
 def runs_of(results: Mapping[str, Any], arm: str) -> list[dict[str, Any]]:
-    """The records of an arm at its best rate, by seed."""
+    """The records of an arm at its best rate, by seed; empty where one is missing."""
     cells = results["cells"]
-    return [cells[Cell(arm, best_rate(cells, arm) or 0.0, seed).name] for seed in SEEDS]
+    names = [Cell(arm, best_rate(cells, arm) or 0.0, seed).name for seed in SEEDS]
+    return [cells[name] for name in names] if all(name in cells for name in names) else []
 
 
 def solved(results: Mapping[str, Any], arm: str) -> np.ndarray:
@@ -144,7 +145,9 @@ def table(results: Mapping[str, Any]) -> Table:
     """Success on test tasks of each arm, what it adds to `at_grpo`, over seeds and tasks, and how its roles fare in training."""
     rows = []
     for arm in GRIDS:
-        of_arm, runs = solved(results, arm), runs_of(results, arm)
+        if not (runs := runs_of(results, arm)):
+            continue
+        of_arm = solved(results, arm)
         gain = reading.signed(gain_over_seeds(of_arm - solved(results, PLAIN)))
         curves = [run["curve"] for run in runs]
         finder = np.mean([[step["reward/finder"] for step in c[:FIRST]] for c in curves])

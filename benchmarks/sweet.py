@@ -224,13 +224,22 @@ def agreement(
 
 
 def table(results: Mapping[str, Any]) -> Table:
-    """A row for each role and score: correlation of ranks, and the reward of the best reply above the mean one."""
-    rows = [
-        [role, f"{len(measured[name])} of {measured['prompts']}", name, *cells_of(measured[name])]
-        for role, measured in results["roles"].items()
-        for name in SCORES
-    ]
-    return ["role", "prompts", "score", "ranks", "best above mean"], rows
+    """A row for each role and score: ranks, the best reply above the mean one, and ranks of the critic above these.
+
+    The last is paired by prompt.
+    """
+    roles, rows = results["roles"], []
+    both = {name: [pair for of_role in roles.values() for pair in of_role[name]] for name in SCORES}
+    prompts = sum(of_role["prompts"] for of_role in roles.values())
+    for role, measured in {**roles, "both": {"prompts": prompts, **both}}.items():
+        for name in SCORES:
+            pairs = list(zip(measured[SCORES[0]], measured[name], strict=True))
+            gain, _ = cells_of([(critic[0] - other[0], 0.0) for critic, other in pairs])
+            few = f"{len(pairs)} of {measured['prompts']}"
+            rows.append([role, few, name, *cells_of(measured[name]), gain])
+            if name == SCORES[0]:
+                rows[-1][-1] = ""
+    return ["role", "prompts", "score", "ranks", "best above mean", "critic's ranks above"], rows
 
 
 def _length(candidate: Candidate) -> float:
