@@ -89,14 +89,15 @@ def table(results: Mapping[str, Any]) -> Table:
     lines = []
     for env, roles in results["environments"].items():
         for role, measured in roles.items():
-            cells = [cell for name in SCORES for cell in _cells(measured[name])]
+            cells = [cell for name in SCORES for cell in cells_of(measured[name])]
             unlike = len(measured["hindsight"])
             lines.append([f"`{env}`", role, f"{unlike} of {measured['prompts']}", *cells])
     titles = [f"{name}, {what}" for name in SCORES for what in ("ranks", "best above mean")]
     return ["environment", "role", "prompts", *titles], lines
 
 
-def _cells(pairs: Sequence[Sequence[float]]) -> list[str]:
+def cells_of(pairs: Sequence[Sequence[float]]) -> list[str]:
+    """The means of the columns, with their intervals."""
     if not pairs:
         return ["none", "none"]
     columns = np.array(pairs).T

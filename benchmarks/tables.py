@@ -249,6 +249,7 @@ SCRIPTS = (
         "distillation",
         "hindsight",
         "judged",
+        "hindsight_training",
         "league",
         "parts",
         "peers_sweep",
@@ -258,6 +259,7 @@ SCRIPTS = (
         "rounds",
         "self_play",
         "step",
+        "sweet",
         "trust",
     ),
 )
@@ -266,6 +268,7 @@ SECOND = {
     "advice_signals": ("advice", "signals"),
     "agentrl_sweep": ("agentrl", "sweep"),
     "gate_ranks": ("gate", "ranking"),
+    "hindsight_sweep": ("hindsight_training", "sweep"),
     "league_versions": ("league", "versions_table"),
     **{f"parts_{name}": ("parts", name) for name in ("roles", "passes")},
     "protocol_controls": ("protocol", "controls"),

@@ -11,11 +11,13 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from pettingzoo.utils.wrappers import BaseWrapper
 from transformers import AutoModelForCausalLM
 
+from benchmarks import hindsight_training, reading, sweet
 from pettingllms.envs import ENVIRONMENTS, make
 from pettingllms.envs.base import TextEnv, next_agent
 from pettingllms.envs.check import view
@@ -25,11 +27,11 @@ from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.session import plan_run
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig
-from pettingllms.types import Conversation, Group, Sample
+from pettingllms.types import Conversation, Group, Sample, Task
 from tests import letters_env
 from tests.test_checkpoints import CONFIG as SMALL
 from tests.test_checkpoints import assert_same, resume_twin, weights
-from tests.test_estimators_golden import decision, made
+from tests.test_estimators_golden import cases, decision, made
 from tests.tiny_lm import save_tiny
 
 torch.set_num_threads(1)
@@ -368,3 +370,158 @@ def test_where_no_solution_is_known_it_is_refused_before_a_model_is_loaded(env: 
 def test_it_is_taken_where_the_solution_is_known() -> None:
     for name in ("read", "math", "coding", "search"):
         assert plan_run(ATGRPOConfig(method="hindsight", env=name)).config.method == "hindsight"
+
+
+# A trained critic.
+
+
+def critic_in(folder: Path, model: Path) -> tuple[Path, Any]:
+    """An adapter that says something else than its base, and the policies that it was made with."""
+    critics = load_policies(
+        model, {"informed": "critic", "uninformed": "base"}, lora_r=4, seed=9, merge=False
+    )
+    with torch.no_grad():
+        for parameter in critics.parameters("critic"):
+            parameter.normal_(std=0.2, generator=torch.Generator().manual_seed(3))
+    critics.save("critic", folder)
+    return folder, critics
+
+
+def test_with_a_critic_a_reply_is_worth_what_it_says_above_the_base_model(
+    model: Path, tmp_path: Path
+) -> None:
+    folder, critics = critic_in(tmp_path / "critic", model)
+    arguments = {"weight": 1.0, "critic": str(folder)}
+    config = dataclasses.replace(SMALL, model=str(model), method="hindsight", method_args=arguments)
+    policies = load_policies(model, {"writer": "writer", "reader": "reader"}, lora_r=4)
+    for name in policies.names:  # which are not asked
+        state = {k: torch.full_like(v, 0.1) for k, v in policies.state(name).items()}
+        policies.load_state(name, state)
+    compared = 0
+    for group in groups_of(ATGRPO(config, Told(max_turns=2), policies)):
+        values = [candidate.advantage for candidate in group.candidates]
+        if group.key.role == "reader":
+            assert not any(values)
+            continue
+        known = f"What is known of the solution:\n{group.privileged}\n\n{group.prompt}"
+
+        def says(policy: str, ids: tuple[int, ...], answer: tuple[int, ...]) -> float:
+            sample = Sample(ids, answer, (0.0,) * len(answer), advantage=0.0)
+            said = critics.sample_logprobs([(policy, sample)], 1024, 1.0)
+            return said[policy, sample].mean().item()
+
+        informed = critics.chat_for("critic").prompt_ids(known)
+        answers = [candidate.completion.token_ids for candidate in group.candidates]
+        worth = [
+            says("critic", informed, answer) - says("base", group.prompt_ids, answer)
+            for answer in answers
+        ]
+        assert values == scored(worth)
+        compared += any(values)
+    assert compared
+
+
+def test_a_critic_that_cannot_be_used_is_refused_before_a_model_is_loaded(
+    model: Path, tmp_path: Path
+) -> None:
+    def plan(critic: Path, **settings: Any) -> None:
+        arguments = {"critic": str(critic)}
+        plan_run(ATGRPOConfig(method="hindsight", env="read", method_args=arguments, **settings))
+
+    with pytest.raises(ConfigError, match=f"there is no folder {tmp_path}/nowhere"):
+        plan(tmp_path / "nowhere", model=str(model))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match=r"empty.*adapter_config\.json"):
+        plan(tmp_path / "empty", model=str(model))
+
+
+def test_a_critic_on_another_model_than_the_policies_is_refused(
+    model: Path, tmp_path: Path
+) -> None:
+    other = save_tiny(tmp_path / "other", seed=5)
+    folder, _ = critic_in(tmp_path / "critic", other)
+    config = dataclasses.replace(SMALL, method="hindsight", method_args={"critic": str(folder)})
+    policies = load_policies(other, {"writer": "writer", "reader": "reader"}, lora_r=4)
+    with pytest.raises(ConfigError, match="was trained on the base model"):
+        ATGRPO(dataclasses.replace(config, model=str(model)), Told(max_turns=2), policies)
+    mine = load_policies(model, {"writer": "writer", "reader": "reader"}, lora_r=4)
+    with pytest.raises(ConfigError, match="policies are on other models; leave critic out"):
+        ATGRPO(dataclasses.replace(config, model=str(other)), Told(max_turns=2), mine)
+
+
+def test_the_loss_of_a_pair_of_episodes_is_that_of_the_table() -> None:
+    case = cases("sweet_rl")["critic loss of one pair of episodes"]
+    names = ("better", "worse")
+    worth = [
+        [
+            float(np.mean(logp) - np.mean(ref))
+            for logp, ref in case["inputs"][f"{name} (logp, ref) by turn"]
+        ]
+        for name in names
+    ]
+    assert worth == [pytest.approx(case["expected"][f"A {name}"]) for name in names]
+    better, worse = (torch.tensor(one) for one in worth)
+    loss = sweet.dpo_loss(better, worse, beta=case["inputs"]["beta"])
+    assert loss.item() == pytest.approx(case["expected"]["loss"], abs=1e-6)
+
+
+def episode_of(reward: float, task: str = "q") -> Trajectory:
+    return Trajectory.of(Task(task, 0), 0, [decision(reward)], early={}, cooperative=True)
+
+
+def test_pairs_are_of_one_task_and_the_better_episode_comes_first() -> None:
+    one, equal, other = episode_of(0.3), episode_of(0.3), episode_of(1.0)
+    far = episode_of(2.0, task="p")
+    assert sweet.pairs_of([one, equal, other, far]) == [(other, one), (other, equal)]
+    many = [episode_of(n / 10) for n in range(6)]
+    pairs = sweet.pairs_of(many)
+    assert len(pairs) == sweet.PAIRS
+    assert pairs == sweet.pairs_of(many)
+    assert all(sweet.total(better) > sweet.total(worse) for better, worse in pairs)
+
+
+def test_a_trained_critic_prefers_the_better_episodes(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweet, "MODEL", str(model))
+    monkeypatch.setattr(sweet, "SETTINGS", {**reading.SETTINGS, "model": str(model)})
+    monkeypatch.setattr(sweet, "RATE", 0.05)
+    monkeypatch.setattr(sweet, "EPOCHS", 8)
+    episodes = sweet.played("grpo", "train", 1)
+    pairs = [(episodes[0], episodes[1])]
+    assert sweet.train_critic(pairs, sweet.with_solution, tmp_path / "critic") < 0.65
+    groups = [group for pair in pairs for episode in pair for group in episode.groups]
+    worth = sweet.scores_of(groups, tmp_path / "critic")
+    assert sum(worth[:2]) > sum(worth[2:])
+
+
+# Training with it.
+
+
+def test_the_answerer_learns_without_the_score_where_the_finder_alone_is_told() -> None:
+    cell = hindsight_training.Cell(hindsight_training.FINDER, 1e-3, 1)
+    plain, told = make("read"), hindsight_training.FinderTold()
+    for env in (plain, told):
+        env.reset(seed=3)
+    assert told.privileged_for("finder_0") == plain.privileged_for("finder_0")
+    assert plain.privileged_for("answerer_0")
+    assert told.privileged_for("answerer_0") == ""
+    assert cell.name == "hindsight, finder alone/0.001/1"
+
+
+def test_the_rate_is_the_one_that_solves_most_once_all_are_measured() -> None:
+    def cells(*solved: float) -> dict[str, Any]:
+        return {
+            hindsight_training.Cell("at_grpo", rate, hindsight_training.TUNING).name: {
+                "solved": "1" * round(100 * share) + "0" * round(100 - 100 * share)
+            }
+            for rate, share in zip(hindsight_training.RATES, solved, strict=False)
+        }
+
+    first, middle, _ = hindsight_training.RATES
+    assert hindsight_training.best_rate(cells(0.5, 0.6, 0.5), "at_grpo") == middle
+    assert hindsight_training.best_rate(cells(0.0, 0.0, 0.0), "at_grpo") == first
+    assert hindsight_training.best_rate(cells(0.5, 0.6), "at_grpo") is None
+    due = [cell.name for cell in hindsight_training.missing(cells(0.5, 0.6, 0.5))]
+    assert "at_grpo/0.0016/13" in due
+    assert not any(name.startswith("hindsight/") and "/13" in name for name in due)

@@ -32,6 +32,7 @@ SEARCH_ARMS = [
     "mhgpo, fork on first",
 ]
 """Those of `search_team`, which has up to fifteen seeds of each."""
+HINDSIGHT_ARMS = ["at_grpo", "hindsight", "hindsight, finder alone"]
 FEW = "--rounds 1 --prompts 2 --k 2 --reply-tokens 2"
 RUN = [
     "tables --write",
@@ -53,6 +54,7 @@ RUN = [
     "reading --dry-run --minutes 0 --only read relay",
     "distillation --dry-run --minutes 0",
     "agentrl --dry-run --minutes 0",
+    "hindsight_training --dry-run --minutes 0",
     "reading --minutes 0 --only read relay",
     "errands",
     "relay",
@@ -123,6 +125,9 @@ WITH_GAMES = [
 WITH_SMOLLM2 = [
     "prompts --replies 1 --envs math --kinds small --out made/prompts.json",
     "hindsight --envs read --tasks 1 --out made/hindsight.json",
+    "hindsight --envs read --tasks 1",
+    "hindsight_training --out made/hindsight_training.json",
+    "sweet --tasks 3 --out made/sweet.json",
 ]
 """Commands that load a pretrained model: `make test-real`."""
 ON_RAY = [
@@ -152,6 +157,12 @@ SMALLEST = {
     "benchmarks.judged.SEEDS": [0],
     "benchmarks.judged.TASKS": 2,
     "benchmarks.judged.TOKENS": 1,
+    "benchmarks.hindsight_training.GRIDS": {arm: [0.001] for arm in HINDSIGHT_ARMS},
+    "benchmarks.hindsight_training.SEEDS": [13],
+    "benchmarks.hindsight_training.SETTINGS": {"tasks_per_step": 1, "num_generations": 2},
+    "benchmarks.hindsight_training.TEST_TASKS": 2,
+    "benchmarks.hindsight_training.TOKENS": 1,
+    "benchmarks.hindsight_training.VALIDATION_TASKS": 2,
     "benchmarks.league.EVERY": 1,
     "benchmarks.league.GAMES": 1,
     "benchmarks.league.REPLIES": 2,
@@ -186,6 +197,7 @@ SMALLEST = {
     "benchmarks.self_play.MATCHES": 2,
     "benchmarks.step.RATES": [0.002],
     "benchmarks.step.SEEDS": [51],
+    "benchmarks.sweet.HELD_OUT": 2,
     "benchmarks.trust.TASKS": 30,
     "benchmarks.warm.START_TOKENS": 1,
 }

@@ -14,10 +14,11 @@ import torch
 from pettingllms.cli.data import main
 from pettingllms.cli.evaluate import main as evaluate
 from pettingllms.envs import plan_path_v0, sokoban_v0, sudoku_v0
+from pettingllms.envs.aec import roles_of
 from pettingllms.errors import ConfigError
 from pettingllms.evaluation.chunks import Chunk, Sampling
 from pettingllms.evaluation.config import EvalConfig
-from pettingllms.evaluation.rollouts import roles_of, roll_out
+from pettingllms.evaluation.rollouts import roll_out
 from pettingllms.evaluation.run import plan_of
 from pettingllms.evaluation.step import SOLVER, Teacher, write_step, wrong
 from pettingllms.rollout.episode import AnyEnv

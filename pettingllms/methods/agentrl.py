@@ -6,12 +6,17 @@ https://arxiv.org/abs/2510.04206, after descriptions of the paper; its code was 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
 from pettingllms.envs.several import environment_of
+from pettingllms.errors import ConfigError
+from pettingllms.policies.policy_set import PolicySet
 from pettingllms.trainers.at_grpo import EPSILON, SAME, AtGrpo
+from pettingllms.trainers.config import ResolvedConfig
+from pettingllms.trainers.method import Casting, argument
 from pettingllms.types import Advantage, Group
 
 
@@ -23,9 +28,34 @@ class AgentRl(AtGrpo):
     Here `a` is the advantage by `at_grpo`, which counts once for each token of its completion. An
     environment with long replies, or one in which few groups differ, so weighs as much as the others. A group
     that earned the same counts nowhere, and its advantages stay 0.
+
+    With `stale`, half of the prompts, by chance, are answered by a copy of the policy (cross-policy sampling). Records have
+    its version and its log-probabilities, so that the loss has the right ratios.
+
+    Args:
+        config: resolved settings of the run.
+        stale: updates after which the copy is renewed; 0 for none. Needs the sampler transformers.
     """
 
     source = "arXiv 2510.04206"
+    stale: int = argument(0, at_least=0, whole=True)
+
+    def __init__(self, config: ResolvedConfig, **arguments: object) -> None:
+        super().__init__(config, **arguments)
+        if self.stale and (config.max_staleness or config.sampler == "vllm"):
+            raise ConfigError("method_args: stale needs sampler transformers and max_staleness 0")
+        self.copies: dict[str, tuple[int, dict[str, torch.Tensor]]] = {}
+        """Policy -> version and weights of its copy; none before the first update."""
+        self._policies: PolicySet | None = None
+
+    def attach(self, env: Any, policies: PolicySet) -> None:
+        """Takes the policies, of which it makes copies."""
+        del env
+        self._policies = policies
+
+    def players(self, step: int, players: Mapping[str, str], trained: Sequence[str]) -> Casting:
+        """As in the settings, with the copies."""
+        return super().players(step, players, trained)._replace(earlier=self.copies or None)
 
     def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
         """The scaled advantages.
@@ -33,6 +63,12 @@ class AgentRl(AtGrpo):
         Raises:
             GroupError: a prompt has one candidate, so its advantage would always be zero.
         """
+        for name in dict.fromkeys(group.policy for group in groups):
+            if self.stale and (policies := self._policies) is not None:
+                version = policies.versions[name]
+                # Before the update: these weights have sampled the step.
+                if name not in self.copies or version - self.copies[name][0] >= self.stale:
+                    self.copies[name] = version, policies.state(name)
         values_C = torch.tensor(super().advantages(groups), dtype=torch.float64)
         members: dict[tuple[str, str], list[int]] = defaultdict(list)
         counts, start = list[int](), 0
@@ -51,3 +87,11 @@ class AgentRl(AtGrpo):
                     by_token.std() + EPSILON
                 )
         return [*scaled_C.tolist()]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The copies."""
+        return {"copies": dict(self.copies)} if self.copies else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues with the copies of an earlier step."""
+        self.copies = dict(state.get("copies", {}))

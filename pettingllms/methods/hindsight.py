@@ -1,25 +1,32 @@
 """Turns are scored in hindsight: a reply is good if knowing the solution makes it more likely.
 
-The turn score of SWEET-RL (Zhou et al. 2025, https://arxiv.org/abs/2503.15478) with the policy itself in the place
-of the critic that they train.
+The turn score of SWEET-RL (Zhou et al. 2025, https://arxiv.org/abs/2503.15478), with the policy itself in the place
+of the critic, or with a critic that was trained as they do (`benchmarks/sweet.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from pettingllms.errors import ConfigError
+from pettingllms.models import model_path
+from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
+from pettingllms.policies.roles import BASE
+from pettingllms.policies.sources import check_base, located_adapters
 from pettingllms.trainers.at_grpo import AtGrpo, centered
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.method import argument
-from pettingllms.types import Advantage, Conversation, Group, Sample
+from pettingllms.trainers.per_policy import base_model
+from pettingllms.types import Advantage, Candidate, Conversation, Group, Sample
 
 KNOWN = "What is known of the solution:\n{}\n\n"
 """Comes before the prompt, with c."""
+CRITIC = "critic"
 
 
 class Hindsight(AtGrpo):
@@ -31,24 +38,54 @@ class Hindsight(AtGrpo):
     A is the advantage of AT-GRPO, whose settings also scale s. c is what the environment knows and the agent is
     not told (`TextEnv._privileged`); pi is the policy before the update. Without c, or room for it, s is 0.
 
+    With a critic, it takes the place of pi where c is read, and the base model that it was trained from takes the other.
+    Both are held in memory beside the policies.
+
     Args:
         config: resolved settings of the run.
         weight: w.
+        critic: folder of an adapter on the run's model, which no role plays.
+
+    Raises:
+        ConfigError: no such adapter, or one on another model.
     """
 
     source = "arXiv 2503.15478"
     needs = ("privileged",)
     """Not `early_rewards`: the score tells replies apart where only the end of an episode is paid."""
     weight: float = argument(0.5, at_least=0, at_most=1)
+    critic: str = argument("")
 
     def __init__(self, config: ResolvedConfig, **arguments: object) -> None:
         super().__init__(config, **arguments)
+        if self.critic:
+            self._adapter = Path(located_adapters(self.critic))
+            check_base(self._adapter, base_model(config))
         self._policies: PolicySet | None = None
+        """Those that score replies."""
 
     def attach(self, env: Any, policies: PolicySet) -> None:
-        """Takes the policies, which score their own replies."""
+        """Takes the policies, which score their own replies, or loads the critic.
+
+        Raises:
+            ConfigError: the critic cannot be loaded, or policies are on other models than it is.
+        """
         del env
         self._policies = policies
+        if self.critic:
+            self._policies = load_policies(
+                model_path(base_model(self.config)),
+                {"informed": CRITIC, "uninformed": BASE},
+                dtype=None if self.config.dtype == "auto" else self.config.dtype,
+                device=None if self.config.device == "auto" else self.config.device,
+                merge=False,
+                adapters={CRITIC: self._adapter},
+            )
+            if {*policies.digests.values()} != {*self._policies.digests.values()}:
+                raise ConfigError(
+                    f"method_args: critic {self.critic} is on {self._policies.base}, and policies are on other "
+                    "models; leave critic out"
+                )
 
     def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
         """The advantage of AT-GRPO mixed with the score above its group's mean.
@@ -86,12 +123,12 @@ class Hindsight(AtGrpo):
             )
         config, rows = self.config, list[list[tuple[str, Sample]]]()
         for group in groups:
-            informed = _informed(group, policies)
+            knows, reads = (CRITIC, BASE) if self.critic else (group.policy, group.policy)
+            told = informed(group, policies, knows)
             # Both anew: what a sampler wrote down may be rounded otherwise, or of weights a step old.
-            prompts = [] if informed is None else [informed, group.prompt_ids]
-            for reply in (candidate.completion for candidate in group.candidates):
-                said = reply.token_ids, reply.logprobs
-                rows.append([(group.policy, Sample(ids, *said, 0.0)) for ids in prompts])
+            prompts = [] if told is None else [(knows, told), (reads, group.prompt_ids)]
+            for candidate in group.candidates:
+                rows.append([(policy, read(ids, candidate)) for policy, ids in prompts])
         asked = (one for pair in rows for one in pair)
         says = policies.sample_logprobs(asked, config.tokens_per_batch, config.temperature)
         # The mean and not the sum: a reply must not be worth more, or less, for being long.
@@ -99,14 +136,25 @@ class Hindsight(AtGrpo):
         return [means[pair[0]] - means[pair[1]] if pair else 0.0 for pair in rows]
 
 
-def _informed(group: Group, policies: PolicySet) -> tuple[int, ...] | None:
-    """The prompt behind c; None where there is no c, or a candidate does not fit into the context with it."""
+def read(prompt_ids: tuple[int, ...], candidate: Candidate) -> Sample:
+    """The candidate behind a prompt, to be scored."""
+    completion = candidate.completion
+    return Sample(prompt_ids, completion.token_ids, completion.logprobs, advantage=0.0)
+
+
+def informed(group: Group, policies: PolicySet, policy: str) -> tuple[int, ...] | None:
+    """The prompt behind c; None where there is no c, or a candidate does not fit into the context with it.
+
+    Args:
+        group: a decision.
+        policies: of which one reads it.
+        policy: that one, which is not always that of the role: some methods swap roles.
+    """
     if not group.privileged:
         return None
-    # As the policy reads it, which is not always that of the role: some methods swap roles.
-    prompt_ids = policies.chat_for(group.policy).prompt_ids(_told(group))
+    prompt_ids = policies.chat_for(policy).prompt_ids(_told(group))
     longest = max(len(candidate.completion.token_ids) for candidate in group.candidates)
-    return prompt_ids if len(prompt_ids) + longest <= policies.contexts[group.policy] else None
+    return prompt_ids if len(prompt_ids) + longest <= policies.contexts[policy] else None
 
 
 def _told(group: Group) -> str:

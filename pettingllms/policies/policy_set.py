@@ -8,7 +8,8 @@ which these are.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -471,6 +472,18 @@ class PolicySet:
             )
         self.overwrite(policy, state)
         self.publish(policy, version=version)
+
+    @contextmanager
+    def exchanged(self, others: Mapping[str, tuple[int, Any]]) -> Iterator[None]:
+        """Samples from other weights (policy -> version, state) for the length of a `with` block."""
+        current = {name: (self.versions[name], self.state(name)) for name in others}
+        try:
+            for name, (version, state) in others.items():
+                self.load_state(name, state, version=version)
+            yield
+        finally:
+            for name, (version, state) in current.items():
+                self.load_state(name, state, version=version)
 
     @torch.no_grad()
     def overwrite(self, policy: str, state: Mapping[str, torch.Tensor]) -> None:

@@ -67,6 +67,7 @@ class RolloutEngine:
         policies: agent or role -> policy, the agent's own first; one that is missing has the policy
             that the sampler gives it.
         wide: policies whose decisions `shape` plans; None for all. Others get one completion.
+        exchanged: opened around the sampling for half of the prompts, drawn by their seeds.
         cohort: episodes of a batch with a sampler that is not continuous; None for all.
         longest: policy -> most tokens of a prompt; an episode whose next prompt has more ends there,
             and its record says so (`Trajectory.overlong`). One that is missing has no bound: a model
@@ -85,6 +86,7 @@ class RolloutEngine:
     seed: tuple[object, ...]
     policies: Mapping[str, str] | None = None
     wide: Collection[str] | None = None
+    exchanged: Callable[[], contextlib.AbstractContextManager[Any]] | None = None
     cohort: int | None = None
     longest: Mapping[str, int] = field(default_factory=dict)
     room: int = DEFAULT_TOKENS_PER_BATCH
@@ -170,7 +172,9 @@ class RolloutEngine:
                 memory = cohort.memory(episode, len(ids))
             request = Request(policy, ids, seed, memory)
             plan = self._plan(episode, policy)
-            decision = _Pending(episode, prompt, request, plan, notes)
+            # By the prompt: completions of one are compared, and have to be of the same weights.
+            other = self.exchanged is not None and random.Random(f"{seed} other").random() < 0.5
+            decision = _Pending(episode, prompt, request, plan, notes, other)
             cohort.pending.append(decision)
             if reply is None:
                 asked.append(decision)
@@ -178,8 +182,9 @@ class RolloutEngine:
                 decision.complete([replace(BLANK, prompt_ids=ids, text=reply)], self.pool)
         # Frozen policies get one completion while trained ones get K, and a call of the sampler has
         # one `n`.
-        for n in sorted({decision.plan.draw for decision in asked}):
-            self._ask([decision for decision in asked if decision.plan.draw == n], n)
+        for other, n in sorted({(d.other, d.plan.draw) for d in asked}):
+            with self.exchanged() if other and self.exchanged else contextlib.nullcontext():
+                self._ask([d for d in asked if (d.other, d.plan.draw) == (other, n)], n)
 
     def _ask(self, asked: Sequence[_Pending], n: int) -> None:
         """Samples for decisions, and has completions scored as they come, where the sampler tells."""
@@ -293,6 +298,7 @@ class _Pending:
     request: Request
     plan: Plan
     notes: Mapping[str, Any]
+    other: bool = False
     completions: Sequence[Completion] = ()
     scored: dict[str, Future[list[Branch]]] = field(default_factory=dict)
     """Text -> the job that scores it; equal completions are scored once."""

@@ -42,6 +42,8 @@ class Casting(NamedTuple):
     """Role, or agent, -> policy."""
     learners: tuple[str, ...]
     """The policies that are trained, in the order of the roles."""
+    earlier: Mapping[str, Any] | None = None
+    """Policy -> version and weights of an earlier step, which answer half of its prompts."""
 
 
 class Argument(NamedTuple):

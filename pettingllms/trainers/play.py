@@ -13,16 +13,18 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from pettingllms.envs.aec import clone_env
 from pettingllms.envs.several import parts_of
+from pettingllms.policies.policy_set import PolicySet
 from pettingllms.rollout.engine import RolloutEngine, longest_prompts
 from pettingllms.rollout.episode import AnyEnv, tasks_of_step
 from pettingllms.rollout.shapes import RolloutShape
 from pettingllms.rollout.trajectory import Trajectory, check_room
-from pettingllms.samplers.base import DEFAULT_TOKENS_PER_BATCH, Sampler
+from pettingllms.samplers.base import DEFAULT_TOKENS_PER_BATCH
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.method import Casting
 from pettingllms.trainers.metrics import Clock
@@ -45,7 +47,7 @@ class Player:
 
     config: ResolvedConfig
     env: AnyEnv
-    sampler: Sampler
+    sampler: PolicySet
     shape: RolloutShape
 
     def play(
@@ -65,7 +67,7 @@ class Player:
             ConfigError: the context has no room for any prompt.
         """
         config, length = self.config, self.config.max_completion_length
-        env = self.env
+        env, earlier = self.env, casting.earlier
         if getattr(env.unwrapped, "reward_funcs", ()):
             env = clone_env(env)
             state = SimpleNamespace(global_step=step, max_steps=config.max_steps)
@@ -84,6 +86,7 @@ class Player:
                 seed=(config.seed, step),
                 policies=casting.players,
                 wide=casting.learners,
+                exchanged=partial(self.sampler.exchanged, earlier) if earlier else None,
                 # Shards are counted in tasks, and the engine's cohorts in episodes.
                 cohort=None if shard is None else shard * self.shape.episodes,
                 longest=longest_prompts(self.sampler, length),
