@@ -51,6 +51,7 @@ RATES = (1e-3, 2e-3, 4e-3, 8e-3)
 REPLIES, BATCH_TOKENS = 32, 1024
 """Replies of an update, and tokens of a forward pass."""
 ROLES = ("tool", "planner")
+COUNTS = ("replies", "wrong", "repeated")
 BASE, MASKED = "base", "golden + corrected, mask"
 ARMS = ("golden", "golden, all tasks", "golden + corrected, no mask", MASKED)
 
@@ -134,11 +135,8 @@ def errors(episode: Trajectory) -> dict[str, int]:
         (g.key.role, str(g.prompt).partition(" proposal ")[0], g.chosen.completion.text)
         for g in marks
     ]
-    return {
-        "replies": len(episode.groups),
-        "wrong": len(steps),
-        "repeated": len(steps) - len(set(steps)),
-    }
+    counts = len(episode.groups), len(steps), len(steps) - len(set(steps))
+    return dict(zip(COUNTS, counts, strict=True))
 
 
 def measured(
@@ -172,7 +170,7 @@ def measured(
         counted = [errors(episode) for episode in episodes]
         cells[f"{arm}/{rate:g}/{seed}"] = {
             "tasks": solved_digits(episodes),
-            **{name: [each[name] for each in counted] for name in counted[0]},
+            **{name: " ".join(str(each[name]) for each in counted) for name in COUNTS},
             "imitated": {} if data is None else {role: len(rows) for role, rows in data.items()},
             "tokens": tokens,
             "training_cpu_s": round(spent, 1),
@@ -227,17 +225,18 @@ def table(results: Mapping[str, Any]) -> Table:
         rate = 0.0 if arm == BASE else best_rate(cells, arm, rates, TUNING)
         runs = [cells[f"{arm}/{rate:g}/{seed}"] for seed in results["settings"]["seeds"]]
         of = {
-            name: np.array([[float(one) for one in run[name]] for run in runs])
-            for name in ("tasks", "replies", "wrong", "repeated")
+            name: np.array([[float(count) for count in run[name].split()] for run in runs])
+            for name in COUNTS
         }
+        solved = np.array([[float(digit) for digit in run["tasks"]] for run in runs])
         shares = per_reply(of["wrong"], of["replies"]), per_reply(of["repeated"], of["wrong"])
-        values[arm] = of["tasks"], *shares
+        values[arm] = solved, *shares
         imitated = np.mean([sum(run["imitated"].values()) for run in runs])
         rows.append(
             ["untrained" if arm == BASE else arm, f"{rate:g}" if rate else "", f"{imitated:.0f}"]
         )
-    for row, (arm, (solved, *errors_of)) in zip(rows, values.items(), strict=True):
-        row.append(shown(over_seeds(solved)))
+    for row, (arm, (success, *errors_of)) in zip(rows, values.items(), strict=True):
+        row.append(shown(over_seeds(success)))
         row += [shown(over_seeds(ratio, share=False)) for ratio in errors_of]
         gains = [best - own for best, own in zip(values[MASKED], values[arm], strict=True)]
         row += ["" if arm == MASKED else shown_gain(gains[at]) for at in (0, 2)]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.airl import OneMove
 from pettingllms.cli.data import main
 from pettingllms.cli.evaluate import main as evaluate
 from pettingllms.envs import plan_path_v0, sokoban_v0, sudoku_v0
@@ -151,11 +152,14 @@ def test_the_solver_follows_a_reply_that_earns_less_than_its_own_would() -> None
     assert wrong(third.chosen) is None
 
 
-@pytest.mark.parametrize("make", [plan_path_v0.env, sokoban_v0.env, sudoku_v0.env])
+@pytest.mark.parametrize("make", [plan_path_v0.env, OneMove, sokoban_v0.env, sudoku_v0.env])
 @pytest.mark.parametrize("seed", range(3))
 def test_corrected_episodes_are_games_and_corrections_are_the_solvers(make: Any, seed: int) -> None:
     env = make(prompt="compact", split="train")
-    texts = {"tool": ["[ U ]", "um", "[ R R ]", ""], "planner": ["um", "[ D ]", "[1, 1, 1]"]}
+    texts = {
+        "tool": ["[ U ]", "um", "[ R ]", "", "[ L L ]"],
+        "planner": ["um", "[ D ]", "[1, 1, 1]", "[ R ]", "[ U ]"],
+    }
     corrections = 0
     for episode in corrected(env, seed, tasks=4, **texts):
         game = env.unwrapped.clone()
