@@ -10,8 +10,8 @@ attention cannot be replaced gets separate ("flat") rows: a prompt and a complet
 with an ordinary mask.
 
 Shapes: `_B` completions, `_T` completion tokens, `_M` completion tokens of all completions, one after
-the other, `_P` different pairs of a text and the token after it, `_M` tokens and `_C` those of one chunk in the
-head, `_X` hidden size, `_V` vocabulary.
+the other, `_P` different pairs of a text and the token after it, `_C` tokens of one chunk in the head,
+`_X` hidden size, `_V` vocabulary.
 """
 
 from __future__ import annotations
