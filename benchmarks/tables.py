@@ -251,6 +251,7 @@ SCRIPTS = (
         "judged",
         "hindsight_training",
         "league",
+        "method_rates",
         "parts",
         "peers_sweep",
         "prompts",
