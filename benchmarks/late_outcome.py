@@ -18,6 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.cells import Cell, options_of, run_missing
 from benchmarks.evidence import Table, spread
 from pettingllms.envs.base import TextEnv
@@ -25,6 +27,7 @@ from pettingllms.envs.records import Outcome
 from pettingllms.models import EMBEDDED
 from pettingllms.policies.loading import load_policies
 from pettingllms.rollout.trajectory import Trajectory
+from pettingllms.statistics import over_seeds
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig
 
@@ -146,24 +149,32 @@ def _wanted(cells: Mapping[str, Any]) -> Iterator[Cell]:
 
 
 def table(result: Mapping[str, Any]) -> Table:
-    """Right replies of each role in the last steps, by method."""
-    cells, rows = result["cells"], []
+    """Right replies of each role in the last steps, by method, and those of all roles against the first method, paired by seed."""
+    cells, rows, of_tree = result["cells"], [], None
     for method in METHODS:
         rate = best_rate(cells, method)
         runs = [cells[Cell(method, rate, seed).name] for seed in SEEDS]
-        ends = (spread([end(run, role) for run in runs]) for role in ROLES)
-        rows.append([f"`{method}`", f"{rate:g}", *ends])
-    return ["method", "rate", *(f"{role} agent" for role in ROLES)], rows
+        ends = np.array([[end(run, role) for role in ROLES] for run in runs])
+        of_all = ends.mean(axis=1, keepdims=True)
+        of_tree = of_all if of_tree is None else of_tree
+        gain = over_seeds(of_all - of_tree, share=False)
+        gained = (
+            "" if of_all is of_tree else f"{gain.mean:+.2f} [{gain.low:+.2f}, {gain.high:+.2f}]"
+        )
+        rows.append([f"`{method}`", f"{rate:g}", *map(spread, ends.T), gained])
+    heads = ("method", "rate", *(f"{role} agent" for role in ROLES))
+    return [*heads, f"all, minus `{METHODS[0]}`"], rows
 
 
 def sweep(result: Mapping[str, Any]) -> Table:
     """Right replies of all roles in the last steps by rate, of the seed for tuning."""
-    rows = []
-    for method in METHODS:
-        shares = tried(result["cells"], method)
-        cells = (f"{shares[rate]:.2f}" if rate in shares else "" for rate in RATES)
-        rows.append([f"`{method}`", *cells])
-    return ["method", *(f"{rate:g}" for rate in RATES)], rows
+    shares = {method: tried(result["cells"], method) for method in METHODS}
+    rates = [rate for rate in RATES if any(rate in of_method for of_method in shares.values())]
+    rows = [
+        [f"`{method}`", *(f"{of_method[rate]:.2f}" if rate in of_method else "" for rate in rates)]
+        for method, of_method in shares.items()
+    ]
+    return ["method", *(f"{rate:g}" for rate in rates)], rows
 
 
 def main(argv: Sequence[str] | None = None) -> None:
