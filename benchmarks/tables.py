@@ -251,7 +251,6 @@ SCRIPTS = (
         "judged",
         "hindsight_training",
         "league",
-        "method_rates",
         "parts",
         "peers_sweep",
         "prompts",

@@ -56,7 +56,6 @@ RUN = [
     "agentrl --dry-run --minutes 0",
     "hindsight_training --dry-run --minutes 0",
     "late_outcome --dry-run --minutes 0",
-    "method_rates --dry-run --minutes 0",
     "reading --minutes 0 --only read relay",
     "errands",
     "relay",
@@ -79,7 +78,6 @@ RUN = [
 LONGER = [
     f"update --model {TINY} --longest 4 --tokens-per-batch 64 {FEW}",
     "late_outcome --minutes 0.1 --out made/late_outcome.json",
-    "method_rates --minutes 0.1 --out made/method_rates.json",
     "alone --tokens 1 --seeds 0 --tasks 2 --out made/alone.json",
     "leader --tokens 1 --seeds 0 --tasks 2 --out made/leader.json",
     "malt --tokens 1 --seeds 0 --tasks 2 --out made/malt.json",
