@@ -269,6 +269,7 @@ SECOND = {
     "agentrl_sweep": ("agentrl", "sweep"),
     "gate_ranks": ("gate", "ranking"),
     "hindsight_sweep": ("hindsight_training", "sweep"),
+    "late_outcome_sweep": ("late_outcome", "sweep"),
     "league_versions": ("league", "versions_table"),
     **{f"parts_{name}": ("parts", name) for name in ("roles", "passes")},
     "protocol_controls": ("protocol", "controls"),

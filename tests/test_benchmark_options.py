@@ -88,7 +88,7 @@ def test_a_mistake_is_one_line_with_a_hint(
     assert message.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", ["airl", "alone", "hindsight", "late_outcome"])
+@pytest.mark.parametrize("name", ["airl", "alone", "hindsight"])
 def test_other_settings_do_not_overwrite_what_is_published(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -55,6 +55,7 @@ RUN = [
     "distillation --dry-run --minutes 0",
     "agentrl --dry-run --minutes 0",
     "hindsight_training --dry-run --minutes 0",
+    "late_outcome --dry-run --minutes 0",
     "reading --minutes 0 --only read relay",
     "errands",
     "relay",
@@ -76,7 +77,7 @@ RUN = [
 """Commands of the default suite; trainings of experiments are listed by them, not run."""
 LONGER = [
     f"update --model {TINY} --longest 4 --tokens-per-batch 64 {FEW}",
-    "late_outcome --tokens 1 --seeds 0 --out made/late_outcome.json",
+    "late_outcome --minutes 0.1 --out made/late_outcome.json",
     "alone --tokens 1 --seeds 0 --tasks 2 --out made/alone.json",
     "leader --tokens 1 --seeds 0 --tasks 2 --out made/leader.json",
     "malt --tokens 1 --seeds 0 --tasks 2 --out made/malt.json",
