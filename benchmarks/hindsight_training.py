@@ -175,7 +175,8 @@ def sweep(results: Mapping[str, Any]) -> Table:
     """Success on validation tasks by rate, of the seed for tuning."""
     cells, rows = results["cells"], []
     for arm, grid in GRIDS.items():
-        solved = {rate: cells[Cell(arm, rate, TUNING).name]["solved"] for rate in grid}
+        names = {rate: Cell(arm, rate, TUNING).name for rate in grid}
+        solved = {rate: cells[name]["solved"] for rate, name in names.items() if name in cells}
         rows.append(
             [arm, *(f"{reading.share(solved[r]):.2f}" if r in solved else "" for r in RATES)]
         )

@@ -83,12 +83,11 @@ LONGER = [
     "malt --tokens 1 --seeds 0 --tasks 2 --out made/malt.json",
     "rounds --tokens 1 --seeds 0 --tasks 2 --out made/rounds.json",
     "ensemble --seeds 0 --tasks 2 --out made/ensemble.json",
-    "gate --tokens 1 --seeds 0 --tasks 2 --out made/gate.json",
+    "gate --tokens 1 --seeds 0 --tasks 12 --out made/gate.json",  # `LAST` has 12, too
     "learning --env math --seeds 0",
     "learning --env plan_path --seeds 0 --policies shared --out made/learned.json",
     "trust",
     "airl --tokens 1 --tasks 2 --seeds 31 --out made/airl.json",
-    "airl --tokens 1 --tasks 2 --seeds 31",
     "step --golden 1 --played 1 --updates 1 --tasks 2",
     f"viewer --gigabytes 0.001 --run {LEARNED}",
     f"refill {LEARNED} --rounds 1",
@@ -126,7 +125,6 @@ WITH_GAMES = [
 WITH_SMOLLM2 = [
     "prompts --replies 1 --envs math --kinds small --out made/prompts.json",
     "hindsight --envs read --tasks 1 --out made/hindsight.json",
-    "hindsight --envs read --tasks 1",
     "hindsight_training --out made/hindsight_training.json",
     "sweet --tasks 3 --out made/sweet.json",
 ]
