@@ -28,7 +28,7 @@ LACKS: dict[str, tuple[dict[str, Any], str]] = {
     "opponents": ({"opponents": False}, r"is for games against an opponent"),
     "calls": ({"caller": ""}, r"is for an agent that calls others"),
     "privileged": ({"tells": False}, r"tells of none"),
-    "demonstrations": ({"solver": False}, r"has no solver"),
+    "demonstrations": ({"solver": False}, r"needs a solver, and .* has none"),
     "judge": ({"judge": ""}, r"has no judge"),
 }
 ALL = {"reward_parts": 2, "judged_replies": True, "caller": "x", "cross_runs": ("a", "b")}
