@@ -258,8 +258,9 @@ def due(runs: Mapping[str, Any]) -> list[Cell]:
 
 
 def of_seeds(runs: Mapping[str, Any], arm: str) -> list[Any]:
-    """The records of the seeds of an arm."""
-    return [runs[Cell(arm, rate_of(runs, arm), seed).name] for seed in SEEDS]
+    """The records of the seeds of an arm; empty where one is missing."""
+    names = [Cell(arm, rate_of(runs, arm), seed).name for seed in SEEDS]
+    return [runs[name] for name in names] if all(name in runs for name in names) else []
 
 
 def solved(runs: Mapping[str, Any], arm: str, when: str = "after") -> np.ndarray:
@@ -276,7 +277,7 @@ def gain(runs: Mapping[str, Any], arm: str, over: str) -> str:
 def table(result: Mapping[str, Any]) -> Table:
     """Success of each arm, and what its judge says before and after training; ranges are those of the seeds."""
     runs, rows = result["runs"], []
-    for arm in ARMS:
+    for arm in ARMS if all(of_seeds(runs, arm) for arm in ARMS) else ():
         ends = [shown(over_seeds(solved(runs, arm, when))) for when in ("before", "after")]
         gains = ["" if arm == over else gain(runs, arm, over) for over in (NONE, FROZEN)]
         said = ["" if arm == NONE else said_by(of_seeds(runs, arm), what) for what in SAID]
