@@ -1,16 +1,17 @@
-"""Does one scale for each environment help a shared policy that learns two? `--method agentrl` beside `at_grpo`.
+"""Do one scale for each environment, and replies of a stale copy, help a shared policy that learns two environments?
 
     python -m benchmarks.agentrl [--minutes N] [--dry-run]
 
 One policy plays all roles of coding in one turn (two long replies an episode) and of Plan-Path in eight (up to sixteen short ones), half
 of the tasks each, from `embedded:parts`. A training goes on until it has both `TOKENS` and `UPDATES`, at each of which its weights are
 read, as in `benchmarks.claims`. The rate of each arm is the one of `RATES` with which the seed `TUNING` solves the most
-validation tasks, the mean of both environments; the seeds `SEEDS` play 200 test tasks of each. Finished cells are kept in
+validation tasks, the mean of both environments. The third arm adds a copy that is renewed every `STALE` updates. The seeds `SEEDS` play 200 test tasks of each. Finished cells are kept in
 `results/agentrl.json` and not repeated. One core, a CPU-minute a cell.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -44,9 +45,14 @@ ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     SHORT: {**creator_of(SHORT).embedded_parts, "max_turns": 1},
     LONG: creator_of(LONG).embedded_parts,
 }
-ARMS = ("at_grpo", "agentrl")
+STALE = 3
+ARMS: Mapping[str, Mapping[str, Any]] = {
+    "at_grpo": {"method": "at_grpo"},
+    "agentrl": {"method": "agentrl"},
+    "agentrl, stale": {"method": "agentrl", "method_args": {"stale": STALE}},
+}
 BASE = "base"
-RATES = (2e-3, 4e-3)
+RATES = (2e-3, 4e-3, 8e-3)
 TUNING, SEEDS = 40, (41, 42, 43)
 TOKENS, UPDATES = 90_000, 10
 VALIDATION_TASKS, TEST_TASKS = 100, 200
@@ -62,9 +68,8 @@ SETTINGS: Mapping[str, Any] = {
 
 def trainer_of(cell: Cell) -> ATGRPO:
     """The trainer of a cell, before its first step."""
-    method = ARMS[0] if cell.arm == BASE else cell.arm
-    changes = {"method": method, "learning_rate": cell.rate or RATES[0], "seed": cell.seed}
-    config = ATGRPOConfig(**{**SETTINGS, **changes})
+    changes = {"learning_rate": cell.rate or RATES[0], "seed": cell.seed}
+    config = ATGRPOConfig(**{**SETTINGS, **ARMS.get(cell.arm, {}), **changes})
     env = make(config.env, **ARGUMENTS)
     policies = load_policies(PARTS, parse_policies(config.policies, roles_of(env)), seed=cell.seed)
     return ATGRPO(config, env, policies)
@@ -138,7 +143,7 @@ def _wanted(cells: Mapping[str, Any]) -> Iterator[Cell]:
 
 
 def table(results: Mapping[str, Any]) -> Table:
-    """Success in each environment, and what one scale for each adds, over seeds and tasks."""
+    """Success in each environment, and what each arm adds to the one before it, over seeds and tasks."""
     cells, rows = results["cells"], list[list[str]]()
     rates = {arm: chosen_rate(cells, arm) or 0.0 for arm in ARMS}
     for reading in READINGS:
@@ -151,9 +156,12 @@ def table(results: Mapping[str, Any]) -> Table:
                 arm: np.array([[float(d) for d in run["solved"][env]] for run in several])
                 for arm, several in runs.items()
             }
-            before = cells[Cell(BASE, 0.0, SEEDS[0]).name]["solved"][env]
-            base = estimate(np.array([[float(digit) for digit in before]]))
-            gain = gain_over_seeds(solved[ARMS[1]] - solved[ARMS[0]])
+            untrained = cells[Cell(BASE, 0.0, SEEDS[0]).name]["solved"][env]
+            base = estimate(np.array([[float(digit) for digit in untrained]]))
+            gains = [
+                gain_over_seeds(solved[arm] - solved[before])
+                for before, arm in itertools.pairwise(ARMS)
+            ]
             steps = {arm: f"{np.mean([r['steps'] for r in its]):.0f}" for arm, its in runs.items()}
             rows.append(
                 [
@@ -161,12 +169,13 @@ def table(results: Mapping[str, Any]) -> Table:
                     f"`{env}`",
                     shown(base),
                     *(shown(estimate(solved[arm])) for arm in ARMS),
-                    f"{gain.mean:+.2f} [{gain.low:+.2f}, {gain.high:+.2f}]",
+                    *(f"{gain.mean:+.2f} [{gain.low:+.2f}, {gain.high:+.2f}]" for gain in gains),
                     ", ".join(steps.values()),
                 ]
             )
     arms = (f"`{arm}`, rate {rate:g}" for arm, rate in rates.items())
-    return ["", "environment", BASE, *arms, "difference", "updates"], rows
+    differences = (f"`{arm}` - `{before}`" for before, arm in itertools.pairwise(ARMS))
+    return ["", "environment", BASE, *arms, *differences, "updates"], rows
 
 
 def sweep(results: Mapping[str, Any]) -> Table:
