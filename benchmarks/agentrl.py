@@ -52,7 +52,7 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
     "agentrl, stale": {"method": "agentrl", "method_args": {"stale": STALE}},
 }
 BASE = "base"
-RATES = (2e-3, 4e-3, 8e-3)
+RATES = (2e-3, 4e-3, 8e-3, 1.6e-2)
 TUNING, SEEDS = 40, (41, 42, 43)
 TOKENS, UPDATES = 90_000, 10
 VALIDATION_TASKS, TEST_TASKS = 100, 200
