@@ -243,6 +243,7 @@ SCRIPTS = (
     *(
         "advice",
         "agentrl",
+        "method_rates",
         "airl",
         "alpha",
         "crew",
@@ -271,6 +272,8 @@ SECOND = {
     "hindsight_sweep": ("hindsight_training", "sweep"),
     "late_outcome_sweep": ("late_outcome", "sweep"),
     "league_versions": ("league", "versions_table"),
+    "league_noughts": ("league", "noughts_table"),
+    "league_noughts_versions": ("league", "noughts_versions"),
     **{f"parts_{name}": ("parts", name) for name in ("roles", "passes")},
     "protocol_controls": ("protocol", "controls"),
     **{

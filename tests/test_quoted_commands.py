@@ -54,6 +54,7 @@ RUN = [
     "reading --dry-run --minutes 0 --only read relay",
     "distillation --dry-run --minutes 0",
     "agentrl --dry-run --minutes 0",
+    "method_rates --dry-run --minutes 0",
     "hindsight_training --dry-run --minutes 0",
     "late_outcome --dry-run --minutes 0",
     "reading --minutes 0 --only read relay",
@@ -108,6 +109,7 @@ LONGER = [
     "search_team --only grpo",
     "search_team",
     "agentrl --out made/agentrl.json",
+    "method_rates --out made/method_rates.json",
     "paper debate --tokens 1 --seeds 0",
 ]
 """Commands that take more than a few seconds: `make test-benchmarks`."""
@@ -162,6 +164,11 @@ SMALLEST = {
     "benchmarks.hindsight_training.TEST_TASKS": 2,
     "benchmarks.hindsight_training.TOKENS": 1,
     "benchmarks.hindsight_training.VALIDATION_TASKS": 2,
+    "benchmarks.method_rates.ARMS": ["max_rl"],
+    "benchmarks.method_rates.RATES": [0.012],
+    "benchmarks.method_rates.SEEDS": [11],
+    "benchmarks.method_rates.TASKS": 2,
+    "benchmarks.method_rates.TOKENS": 1,
     "benchmarks.league.EVERY": 1,
     "benchmarks.league.GAMES": 1,
     "benchmarks.league.REPLIES": 2,
