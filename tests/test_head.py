@@ -60,6 +60,16 @@ def test_chunks_give_the_same_numbers_and_gradients_in_constant_size(monkeypatch
             torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
+def test_a_frozen_head_gives_the_numbers_and_gradients_of_a_trained_one():
+    model = tiny_model(config=tiny_config(vocab_size=VOCABULARY)).requires_grad_(False)
+    frozen = scored(model, entropy=True)
+    model.get_output_embeddings().weight.requires_grad_()
+    trained = scored(model, entropy=True)
+    assert model.get_output_embeddings().weight.grad.abs().max() > 0
+    for one, other in zip(frozen[:3], trained[:3], strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
 def test_a_model_that_changes_its_logits_in_an_unknown_way_is_refused():
     model = tiny_model()
     check_head(model)

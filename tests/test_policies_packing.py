@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM
 
 from pettingllms.errors import GroupError
+from pettingllms.models import shared_prompts
 from pettingllms.models.shared_prompts import PackedLayout, alike, enabled
 from pettingllms.policies.packing import Batch, Packed, batch_logprobs, microbatches, predictions
 from pettingllms.policies.prefix_trial import share_prompts
@@ -284,6 +285,38 @@ def test_rows_are_grouped_once_each_and_padded_by_little(lengths):
     for group in groups:
         longest = max(lengths[index] for index in group)
         assert all(longest - lengths[index] <= max(longest / 5, 2048) for index in group)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_by_plain_products_is_as_exact_as_the_fused_one(masked):
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(3, 6, 20, 16), (3, 2, 50, 16), (3, 2, 50, 16)]
+    if not masked:
+        shapes[0] = (3, 6, 50, 16)
+    whole = [torch.randn(shape, generator=generator) for shape in shapes]
+    mask = None
+    if masked:
+        later = torch.ones(20, 20, dtype=torch.bool).triu(1)
+        hidden = torch.cat([torch.zeros(20, 30, dtype=torch.bool), later], 1).expand(3, 1, -1, -1)
+        mask = torch.zeros(hidden.shape).masked_fill(hidden, float("-inf"))
+
+    def attended(dtype, products):
+        states = [tensor.to(dtype, copy=True).requires_grad_() for tensor in whole]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(shared_prompts, "_products_are_faster", lambda *_: products)
+            seen = None if mask is None else mask.to(dtype)
+            shared_prompts._attend(*states, seen, 0.25).square().sum().backward()
+        return [state.grad.float() for state in states]
+
+    exact = attended(torch.float32, False)
+    rounded = [attended(torch.bfloat16, products) for products in (False, True)]
+    errors = [
+        max(float((x - y).abs().max() / y.abs().max()) for x, y in zip(some, exact, strict=True))
+        for some in rounded
+    ]
+    assert errors[1] < max(2 * errors[0], 0.03), errors
+    for x, y in zip(attended(torch.float32, True), exact, strict=True):
+        torch.testing.assert_close(x, y, atol=1e-5, rtol=1e-4)
 
 
 def test_gradient_checkpointing_changes_no_gradient():

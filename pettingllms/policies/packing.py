@@ -18,11 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
+from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
@@ -493,11 +495,11 @@ def last_states(
 
 # ----------------------------------------------------------------------------------------- head
 # The logits of a batch are its tokens times the vocabulary, in several copies: with 150,000 words they are by far the
-# largest thing that an update holds. They are computed for a limited number of tokens at a time, and again in the
-# backward pass, so that their size does not grow with the batch.
+# largest thing that an update holds. They are computed for a limited number of tokens at a time, so that their size does
+# not grow with the batch.
 
 LOGITS_PER_CHUNK = 1 << 25
-"""128 MiB in float32; an update holds about four times that."""
+"""128 MiB in float32; an update holds about three times that."""
 
 
 def token_logprobs(
@@ -522,30 +524,44 @@ def token_logprobs(
     Returns:
         float32 of shape `_M` each; None for entropies that were not asked for.
     """
-    # Here, because it takes a second: processes that only sample never need it, and learners start
-    # without it.
-    from trl.trainer.utils import selective_log_softmax, selective_log_softmax_and_entropy
 
     def score(states_CX: torch.Tensor, ids_C: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         # A sum over a vocabulary needs more than the two or three digits of bfloat16.
-        logits_1CV = logits(model, states_CX)[None].float()
+        logits_CV = logits(model, states_CX).float()
         if temperature != 1.0:
-            logits_1CV = logits_1CV / temperature
+            logits_CV = logits_CV / temperature
+        logprobs_CV = nn.functional.log_softmax(logits_CV, -1)
+        logprobs_C = -nn.functional.nll_loss(logprobs_CV, ids_C, reduction="none")
         if not entropy:
             # Empty in place of entropies, so that all chunks are joined in the same way.
-            return selective_log_softmax(logits_1CV, ids_C[None])[0], ids_C.new_empty(0)
-        logprobs_1C, entropies_1C = selective_log_softmax_and_entropy(
-            logits_1CV, ids_C[None], entropy_requires_grad=entropy_grad
-        )
-        return logprobs_1C[0], entropies_1C[0]
+            return logprobs_C, ids_C.new_empty(0)
+        with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
+            return logprobs_C, -torch.linalg.vecdot(logprobs_CV.exp(), logprobs_CV)
 
-    size = max(1, LOGITS_PER_CHUNK // model.get_output_embeddings().weight.shape[0])
-    chunks = zip(states_MX.split(size), ids_M.split(size), strict=True)
-    # A single chunk is small enough to be kept until the backward pass.
-    if len(ids_M) <= size or not torch.is_grad_enabled():
-        scored = [score(*chunk) for chunk in chunks]
+    def score_with_slopes(
+        states_CX: torch.Tensor, ids_C: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        # A log-probability follows from one state alone. So its slope is known at once, whatever the loss makes of it,
+        # and no logits are kept, or computed again in the backward pass.
+        leaf_CX = states_CX.detach().requires_grad_()
+        with torch.enable_grad():
+            logprobs_C, entropies_C = score(leaf_CX, ids_C)
+            (slopes_CX,) = torch.autograd.grad(logprobs_C.sum(), leaf_CX)
+        moved_CX = (states_CX - leaf_CX.detach()).float()  # 0, with the gradient of the states
+        return logprobs_C.detach() + torch.linalg.vecdot(moved_CX, slopes_CX.float()), entropies_C
+
+    head = model.get_output_embeddings()
+    size = max(1, LOGITS_PER_CHUNK // head.weight.shape[0])
+    if not torch.is_grad_enabled():
+        scorer = score
+    elif not (entropy_grad or head.weight.requires_grad):
+        scorer = score_with_slopes
+    elif len(ids_M) <= size:
+        scorer = score  # a single chunk is small enough to be kept until the backward pass
     else:
-        scored = [checkpoint(score, *chunk, use_reentrant=False) for chunk in chunks]
+        scorer = partial(checkpoint, score, use_reentrant=False)
+    chunks = zip(states_MX.split(size), ids_M.split(size), strict=True)
+    scored = [scorer(*chunk) for chunk in chunks]
     logprobs, entropies = (torch.cat(values) for values in zip(*scored, strict=True))
     return logprobs, entropies if entropy else None
 
