@@ -269,15 +269,23 @@ def test_a_misspelled_option_is_said_without_importing_what_takes_seconds() -> N
     assert done.stderr.count("did you mean '--help'") == 3
 
 
-def wait_policy(chosen: str | None) -> list[str]:
-    """The policy in the environment of a command, and whether torch has been imported before it was set."""
-    code = "import os, sys, pettingllms.cli as _; print(os.environ.get('OMP_WAIT_POLICY'), 'torch' in sys.modules)"
-    kept = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-    env = kept | ({"OMP_WAIT_POLICY": chosen} if chosen else {})
+def variable(name: str, chosen: str | None) -> list[str]:
+    """A variable in the environment of a command, and whether torch has been imported before it was set."""
+    code = f"import os, sys, pettingllms.cli as _; print(os.environ.get('{name}'), 'torch' in sys.modules)"
+    env = {key: value for key, value in os.environ.items() if key != name}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        env=env | ({name: chosen} if chosen else {}),
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return done.stdout.split()
+
+
+def test_commands_bound_the_kernels_that_are_kept_unless_the_user_does() -> None:
+    assert variable("ONEDNN_PRIMITIVE_CACHE_CAPACITY", None) == ["128", "False"]
+    assert variable("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "7") == ["7", "False"]
 
 
 def test_threads_of_commands_sleep_while_they_wait_beside_other_programs() -> None:
@@ -286,8 +294,12 @@ def test_threads_of_commands_sleep_while_they_wait_beside_other_programs() -> No
         for _ in range(os.cpu_count() or 1)
     ]
     try:
-        assert wait_policy(None) == ["PASSIVE", "False"], "torch reads it when imported"
-        assert wait_policy("ACTIVE") == ["ACTIVE", "False"], "the user's choice stays"
+        assert variable("OMP_WAIT_POLICY", None) == ["PASSIVE", "False"], (
+            "torch reads it when imported"
+        )
+        assert variable("OMP_WAIT_POLICY", "ACTIVE") == ["ACTIVE", "False"], (
+            "the user's choice stays"
+        )
     finally:
         for other in others:
             other.kill()

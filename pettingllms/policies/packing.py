@@ -527,16 +527,17 @@ def token_logprobs(
 
     def score(states_CX: torch.Tensor, ids_C: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         # A sum over a vocabulary needs more than the two or three digits of bfloat16.
-        logits_CV = logits(model, states_CX).float()
+        values_CV = logits(model, states_CX).float()
         if temperature != 1.0:
-            logits_CV = logits_CV / temperature
-        logprobs_CV = nn.functional.log_softmax(logits_CV, -1)
-        logprobs_C = -nn.functional.nll_loss(logprobs_CV, ids_C, reduction="none")
+            values_CV = values_CV / temperature
+        # Under one name, so that what is no longer needed is freed.
+        values_CV = nn.functional.log_softmax(values_CV, -1)
+        logprobs_C = -nn.functional.nll_loss(values_CV, ids_C, reduction="none")
         if not entropy:
             # Empty in place of entropies, so that all chunks are joined in the same way.
             return logprobs_C, ids_C.new_empty(0)
         with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
-            return logprobs_C, -torch.linalg.vecdot(logprobs_CV.exp(), logprobs_CV)
+            return logprobs_C, -torch.linalg.vecdot(values_CV.exp(), values_CV)
 
     def score_with_slopes(
         states_CX: torch.Tensor, ids_C: torch.Tensor
