@@ -16,7 +16,7 @@ the other, `_P` different pairs of a text and the token after it, `_C` tokens of
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
@@ -539,24 +539,12 @@ def token_logprobs(
         with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
             return logprobs_C, -torch.linalg.vecdot(values_CV.exp(), values_CV)
 
-    def score_with_slopes(
-        states_CX: torch.Tensor, ids_C: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        # A log-probability follows from one state alone. So its slope is known at once, whatever the loss makes of it,
-        # and no logits are kept, or computed again in the backward pass.
-        leaf_CX = states_CX.detach().requires_grad_()
-        with torch.enable_grad():
-            logprobs_C, entropies_C = score(leaf_CX, ids_C)
-            (slopes_CX,) = torch.autograd.grad(logprobs_C.sum(), leaf_CX)
-        moved_CX = (states_CX - leaf_CX.detach()).float()  # 0, with the gradient of the states
-        return logprobs_C.detach() + torch.linalg.vecdot(moved_CX, slopes_CX.float()), entropies_C
-
     head = model.get_output_embeddings()
     size = max(1, LOGITS_PER_CHUNK // head.weight.shape[0])
     if not torch.is_grad_enabled():
         scorer = score
-    elif not (entropy_grad or head.weight.requires_grad):
-        scorer = score_with_slopes
+    elif not (entropy_grad or any(parameter.requires_grad for parameter in head.parameters())):
+        scorer = partial(_with_slopes, score)
     elif len(ids_M) <= size:
         scorer = score  # a single chunk is small enough to be kept until the backward pass
     else:
@@ -565,6 +553,23 @@ def token_logprobs(
     scored = [scorer(*chunk) for chunk in chunks]
     logprobs, entropies = (torch.cat(values) for values in zip(*scored, strict=True))
     return logprobs, entropies if entropy else None
+
+
+def _with_slopes(
+    score: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
+    states_CX: torch.Tensor,
+    ids_C: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Calls `score`, and takes its backward pass at once, so that no logits are kept or computed again.
+
+    A log-probability follows from one state alone: its slope is the same whatever the loss makes of it.
+    """
+    leaf_CX = states_CX.detach().requires_grad_()
+    with torch.enable_grad():
+        logprobs_C, entropies_C = score(leaf_CX, ids_C)
+        (slopes_CX,) = torch.autograd.grad(logprobs_C.sum(), leaf_CX)
+    moved_CX = (states_CX - leaf_CX.detach()).float()  # 0, with the gradient of the states
+    return logprobs_C.detach() + torch.linalg.vecdot(moved_CX, slopes_CX.float()), entropies_C
 
 
 def logits(model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
