@@ -300,13 +300,15 @@ def test_attention_by_plain_products_is_as_exact_as_the_fused_one(masked):
         hidden = torch.cat([torch.zeros(20, 30, dtype=torch.bool), later], 1).expand(3, 1, -1, -1)
         mask = torch.zeros(hidden.shape).masked_fill(hidden, float("-inf"))
 
-    def attended(dtype, products):
-        states = [tensor.to(dtype, copy=True).requires_grad_() for tensor in whole]
+    def attended(dtype: torch.dtype, products: bool) -> list[Any]:
+        query, key, value = (tensor.to(dtype, copy=True).requires_grad_() for tensor in whole)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(shared_prompts, "_products_are_faster", lambda *_: products)
             seen = None if mask is None else mask.to(dtype)
-            shared_prompts._attend(*states, seen, 0.25).square().sum().backward()
-        return [state.grad.float() for state in states]
+            out = shared_prompts._attend(query, key, value, seen, 0.25)
+            out.square().sum().backward()
+        gradients: list[Any] = [state.grad for state in (query, key, value)]
+        return [gradient.float() for gradient in gradients]
 
     exact = attended(torch.float32, False)
     rounded = [attended(torch.bfloat16, products) for products in (False, True)]
