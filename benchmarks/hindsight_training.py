@@ -10,18 +10,15 @@ then play 200 test tasks. Finished cells are kept in `results/hindsight_training
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import torch
 
 from benchmarks import reading
-from benchmarks.evidence import Table, gain_over_seeds, revision, shown
-from benchmarks.options import Options
+from benchmarks.cells import Cell, options_of, run_missing
+from benchmarks.evidence import Table, gain_over_seeds, shown
 from benchmarks.reading import TEST_TASKS, VALIDATION_TASKS
 from pettingllms.envs import make, read_v0
 from pettingllms.evaluation import roles_of
@@ -30,7 +27,6 @@ from pettingllms.evaluation.report import as_text
 from pettingllms.models import model_path
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.roles import parse_policies
-from pettingllms.runs import versions
 from pettingllms.statistics import over_seeds
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig, resolve
@@ -55,19 +51,6 @@ class FinderTold(read_v0.raw_env):
         return super()._privileged(state, agent) if agent == "finder_0" else ""
 
 
-class Cell(NamedTuple):
-    """A training."""
-
-    arm: str
-    rate: float
-    seed: int
-
-    @property
-    def name(self) -> str:
-        """Names it in the results."""
-        return f"{self.arm}/{self.rate:g}/{self.seed}"
-
-
 def trainer_of(cell: Cell) -> ATGRPO:
     """The trainer of a cell, before its first step."""
     env = FinderTold() if cell.arm == FINDER else make("read")
@@ -88,7 +71,6 @@ def trainer_of(cell: Cell) -> ATGRPO:
 
 def measured(cell: Cell) -> dict[str, Any]:
     """Trains a cell, and plays held-out tasks at the end."""
-    torch.set_num_threads(1)
     trainer, started, curve = trainer_of(cell), reading.cpu_seconds(), list[dict[str, float]]()
     while trainer.tokens < TOKENS:
         _, metrics = trainer.train_step()
@@ -104,7 +86,6 @@ def measured(cell: Cell) -> dict[str, Any]:
         "curve": curve,
         "tokens": trainer.tokens,
         "training_cpu_s": round(trained_s, 1),
-        "revision": revision(),
     }
 
 
@@ -185,27 +166,12 @@ def sweep(results: Mapping[str, Any]) -> Table:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures what is missing."""
-    parser = Options(__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=60.0, help="begin no cell after so long")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--dry-run", action="store_true", help="print the cells that are due")
-    options = parser.parse_args(argv)
-    cells = json.loads(options.out.read_text())["cells"] if options.out.exists() else {}
-    if options.dry_run:
-        print("\n".join(cell.name for cell in missing(cells)))
-        return
-    until = time.monotonic() + 60 * options.minutes
-    while (due := missing(cells)) and time.monotonic() < until:
-        print(due[0].name, flush=True)
-        record = cells[due[0].name] = measured(due[0])
-        print(reading.share(record["solved"]), flush=True)
-        settings = {**SETTINGS, "rates": RATES, "tuning": TUNING, "seeds": SEEDS}
-        result = {"settings": settings, "versions": versions(), "cells": cells}
-        options.out.write_text(f"{json.dumps(result, indent=1)}\n", encoding="utf-8")
-    if not due:
-        for made in (table, sweep):
-            head, rows = made({"cells": cells})
-            print(f"\n{as_text([head, *rows])}")
+    options = options_of(__doc__.splitlines()[0], RESULTS).parse_args(argv)
+    settings = {**SETTINGS, "rates": RATES, "tuning": TUNING, "seeds": SEEDS}
+    result = run_missing(options, missing, measured, {"settings": settings})
+    for made in (table, sweep):
+        head, rows = made(result)
+        print(f"\n{as_text([head, *rows])}")
 
 
 if __name__ == "__main__":

@@ -16,19 +16,17 @@ not judge what was asked. Writes `results/judged.json`.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import torch
 
-from benchmarks.evidence import Table, gain_over_seeds, revision, shown, solved_digits, spread
-from benchmarks.options import Options
+from benchmarks.cells import Cell, options_on, run_missing
+from benchmarks.evidence import Table, gain_over_seeds, shown, solved_digits, spread
 from benchmarks.priming.judged import OUT as BASE
 from benchmarks.priming.judged import PHRASES, ROLES, WORLD, question
 from pettingllms.envs.base import TextEnv
@@ -39,7 +37,6 @@ from pettingllms.evaluation.rollouts import held_out, roll_out
 from pettingllms.methods.judged import LearnedJudge
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
-from pettingllms.runs import versions
 from pettingllms.samplers.api import ApiPartners
 from pettingllms.samplers.base import SamplingParams
 from pettingllms.statistics import over_seeds
@@ -108,19 +105,6 @@ class Script(ApiPartners):
     def _verdict(self, request: Request) -> Completion:
         right = self.approves(*asked(bytes(request.prompt_ids).decode()))
         return Completion(request.prompt_ids, (), (), "right" if right else "wrong", False, 0)
-
-
-class Cell(NamedTuple):
-    """A training."""
-
-    arm: str
-    rate: float
-    seed: int
-
-    @property
-    def name(self) -> str:
-        """Names it in the results."""
-        return f"{self.arm}/{self.rate:g}/{self.seed}"
 
 
 def asked(text: str) -> tuple[str, str]:
@@ -298,31 +282,15 @@ def said_by(runs: Sequence[Any], what: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Trains what is missing and writes the results."""
-    parser = Options(__doc__.splitlines()[0])
-    parser.add_argument("--base", type=Path, default=BASE, help="of benchmarks.priming.judged")
-    parser.add_argument("--minutes", type=float, default=90.0, help="begin no run after so long")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--dry-run", action="store_true", help="print the trainings that are due")
-    options = parser.parse_args(argv)
-    result = json.loads(options.out.read_text()) if options.out.exists() else {"runs": {}}
-    runs = result["runs"]
-    if options.dry_run:
-        print("\n".join(cell.name for cell in due(runs)))
-        return
-    if not options.base.is_dir():
-        parser.error(f"no base in {options.base}; python -m benchmarks.priming.judged makes it")
-    torch.set_num_threads(1)
-    until = time.monotonic() + 60 * options.minutes
-    while (missing := due(runs)) and time.monotonic() < until:
-        cell = missing[0]
-        record = runs[cell.name] = trained(options.base, cell, TOKENS, TASKS)
-        share = record["after"]["solved"].count("1") / TASKS
-        print(cell.name, share, record["steps"], "steps", record["cpu_s"], "s", flush=True)
-        settings = {**SETTINGS, **WORLD, "tokens": TOKENS, "rates": RATES, "seeds": SEEDS}
-        result |= {"settings": settings, "versions": versions(), "revision": revision()}
-        options.out.write_text(f"{json.dumps(result, indent=1)}\n", encoding="utf-8")
-    if not missing:
-        print(*table(result)[1], sep="\n")
+    maker = "benchmarks.priming.judged"
+    options = options_on(BASE, maker, __doc__.splitlines()[0], RESULTS, TOKENS, argv)
+    settings = {**SETTINGS, **WORLD, "tokens": options.tokens, "rates": RATES, "seeds": SEEDS}
+
+    def measured(cell: Cell) -> dict[str, Any]:
+        return trained(options.base, cell, options.tokens, TASKS)
+
+    result = run_missing(options, due, measured, {"settings": settings}, "runs")
+    print(*table(result)[1], sep="\n")
 
 
 if __name__ == "__main__":

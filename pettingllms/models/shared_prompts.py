@@ -540,8 +540,8 @@ def _products(
         mask_B1TS = query_BHTD.new_full((1, 1, tokens, seen), float("-inf")).triu(1)
     query = (query_BHTD * scale).reshape(rows * shared, -1, size)
     scores = torch.bmm(query, key_BhSD.reshape(rows * shared, seen, size).transpose(1, 2))
-    masked = scores.view(rows, heads, tokens, seen) + mask_B1TS
-    weights = torch.softmax(masked, -1).view(rows * shared, -1, seen)
+    scores.view(rows, heads, tokens, seen).add_(mask_B1TS)
+    weights = torch.softmax(scores, -1)
     value = value_BhSD.reshape(rows * shared, seen, size)
     return torch.bmm(weights, value).view(rows, heads, tokens, size)
 
