@@ -18,6 +18,7 @@ from pettingzoo.utils.wrappers import BaseWrapper
 from transformers import AutoModelForCausalLM
 
 from benchmarks import hindsight_training, reading, sweet
+from benchmarks.cells import Cell
 from pettingllms.envs import ENVIRONMENTS, make
 from pettingllms.envs.base import TextEnv, next_agent
 from pettingllms.envs.check import view
@@ -499,7 +500,7 @@ def test_a_trained_critic_prefers_the_better_episodes(
 
 
 def test_the_answerer_learns_without_the_score_where_the_finder_alone_is_told() -> None:
-    cell = hindsight_training.Cell(hindsight_training.FINDER, 1e-3, 1)
+    cell = Cell(hindsight_training.FINDER, 1e-3, 1)
     plain, told = make("read"), hindsight_training.FinderTold()
     for env in (plain, told):
         env.reset(seed=3)
@@ -512,7 +513,7 @@ def test_the_answerer_learns_without_the_score_where_the_finder_alone_is_told() 
 def test_the_rate_is_the_one_that_solves_most_once_all_are_measured() -> None:
     def cells(*solved: float) -> dict[str, Any]:
         return {
-            hindsight_training.Cell("at_grpo", rate, hindsight_training.TUNING).name: {
+            Cell("at_grpo", rate, hindsight_training.TUNING).name: {
                 "solved": "1" * round(100 * share) + "0" * round(100 - 100 * share)
             }
             for rate, share in zip(hindsight_training.RATES, solved, strict=False)
