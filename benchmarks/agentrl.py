@@ -5,8 +5,9 @@
 One policy plays all roles of coding in one turn (two long replies an episode) and of Plan-Path in eight (up to sixteen short ones), half
 of the tasks each, from `embedded:parts`. A training goes on until it has both `TOKENS` and `UPDATES`, at each of which its weights are
 read, as in `benchmarks.claims`. The rate of each arm is the one of `RATES` with which the seed `TUNING` solves the most
-validation tasks, the mean of both environments. The third arm adds a copy that is renewed every `STALE` updates. The seeds `SEEDS` play 200 test tasks of each. Finished cells are kept in
-`results/agentrl.json` and not repeated. One core, a CPU-minute a cell.
+validation tasks, the mean of both environments. The third arm adds a copy that is renewed every `STALE` updates. The seeds
+`SEEDS` play 200 test tasks of each. Finished cells are kept in `results/agentrl.json` and not repeated. One core, a CPU-minute
+a cell.
 """
 
 from __future__ import annotations
