@@ -138,7 +138,8 @@ def accepted(name: str, folder: Path) -> list[tuple[str, Method]]:
         made = Method.of(config)
         critics = getattr(made, "critics", None)
         if critics is not None:  # which expect nothing before the first step
-            critics.features = lambda rows: {}
+            made.attach(None, None)
+            critics.features = lambda _policies, rows: {}
         if isinstance(
             made, MaAirl
         ):  # whose rewards a model learns, but for replies that cannot be read

@@ -104,7 +104,8 @@ def advantages(values: dict[tuple[int, ...], float], *replies: Completion) -> li
     gate = Gated(EvalConfig(gate="x"), CONFIG, [])
     gate.critics = Critics(CONFIG, by_policy=True, learning_rate=1e-3, epochs=1)
     known: Any = gate.critics
-    known.features = lambda rows: [values[texts[1]] for _, texts in rows]
+    gate._policies = ScriptedSampler(lambda *_: "")
+    known.features = lambda _policies, rows: [values[texts[1]] for _, texts in rows]
     known.values = lambda _count, features: torch.tensor(features, dtype=torch.float64)
     return gate.advantages([Request("p", (9,), 0) for _ in replies], replies)
 
@@ -131,7 +132,7 @@ def test_a_critic_learns_replies_and_waiting_from_returns(monkeypatch: pytest.Mo
     monkeypatch.setattr(
         Critics,
         "features",
-        lambda _self, rows: {
+        lambda _self, _policies, rows: {
             0: (list(range(len(rows))), torch.eye(3)[[place[texts[1]] for _, texts in rows]])
         },
     )
@@ -142,7 +143,7 @@ def test_a_critic_learns_replies_and_waiting_from_returns(monkeypatch: pytest.Mo
         group = Group(key, "p", "", (9,), (candidate,))
         record.append(Trajectory.of(Task("q", 0), number, [group], early={}, cooperative=True))
     gate = Gated(EvalConfig(gate="x"), CONFIG, record)
-    gate.learn(ScriptedSampler(lambda *_: ""))
+    gate.sampler(ScriptedSampler(lambda *_: ""))
     learned = gate.advantages(
         [Request("p", (9,), 0)] * 2, [completion(ord(text), 0) for text in "ab"]
     )

@@ -255,6 +255,7 @@ def test_other_comparisons_play_in_the_league_and_keep_their_state(
     state = trainer.method.state_dict()
     assert ("baseline" in state) is (joined == "rivals+rae")
     twin = Method.of(resolve(config))
+    twin.attach(env(), trainer.policies)
     twin.load_state_dict(state)
     again = twin.state_dict()
     one, other = again.pop("rivals"), state.pop("rivals")

@@ -442,6 +442,14 @@ def test_a_model_that_a_trial_shows_to_differ_keeps_its_own(caplog):
     assert model.config._attn_implementation == "sdpa"
 
 
+def test_a_model_whose_special_tokens_have_large_states_shares_prompts_in_low_precision():
+    for seed in range(8):
+        model = tiny_model(seed=seed).bfloat16()
+        with torch.no_grad():
+            model.model.embed_tokens.weight[:10] *= 30
+        assert share_prompts(model), seed
+
+
 def test_a_model_set_to_shared_prompts_still_works_without_them():
     plain: Any = tiny_model(seed=2)
     sharing: Any = sharing_model()

@@ -36,7 +36,7 @@ def chain_of_two(choose: int) -> list[Group]:
     return [first, dataclasses.replace(second, policy="q")] if choose < 4 else [first]
 
 
-def one_hot(rows: Sequence[Any]) -> dict[int, tuple[list[int], torch.Tensor]]:
+def one_hot(_policies: object, rows: Sequence[Any]) -> dict[int, tuple[list[int], torch.Tensor]]:
     return {0: (list(range(len(rows))), torch.eye(len(rows)))}
 
 
@@ -46,7 +46,7 @@ def test_a_critic_learns_the_values_of_the_table() -> None:
     gamma, expected = case["inputs"]["gamma"], case["expected"]
     groups = played({episode: chain_of_two(episode) for episode in range(5)})
     method = made("q_tree", num_generations=5, method_args={"gamma": gamma})
-    method.critics.features = one_hot
+    method.policies, method.critics.features = None, one_hot
     for _ in range(200):
         advantages = method.advantages(groups)
     of_first = [advantages[5 * n] for n, g in enumerate(groups) if g.key.role == "planner"]
@@ -86,7 +86,10 @@ def test_equal_completions_have_equal_advantages_whatever_the_critic_says() -> N
     twin = dataclasses.replace(group.candidates[1], completion=group.candidates[0].completion)
     group = dataclasses.replace(group, candidates=(group.candidates[0], twin, group.candidates[2]))
     method = made("q_tree", num_generations=3)
-    method.critics.features = lambda rows: {0: (list(range(len(rows))), torch.randn(len(rows), 8))}
+    method.policies, method.critics.features = (
+        None,
+        lambda _policies, rows: {0: (list(range(len(rows))), torch.randn(len(rows), 8))},
+    )
     for _ in range(3):
         advantages = method.advantages(played({0: [group, decision(1.0, 0.0, 0.0, parent=1)]}))
         assert advantages[0] == advantages[1]

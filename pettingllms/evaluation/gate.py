@@ -82,7 +82,6 @@ class Gated(Wrapper):
         Play has no empty replies. WAIT changes nothing, so Q(o, WAIT) is the mean of what followed in o.
         """
         self.critics = Critics(self._config, by_policy=True, learning_rate=1e-3, epochs=30)
-        self.critics.policies = policies
         groups = in_order(self._record)
         rows = [
             (policies.policy_for(group.key.agent), [group.prompt_ids, group.prompt_ids + ids])
@@ -90,7 +89,7 @@ class Gated(Wrapper):
             for ids in (group.chosen.completion.token_ids[:-1], ())
         ]
         returns_N = followed(groups, 1.0) + torch.tensor([g.chosen.reward for g in groups])
-        self.critics.fit(self.critics.features(rows), returns_N.repeat_interleave(2))
+        self.critics.fit(self.critics.features(policies, rows), returns_N.repeat_interleave(2))
 
     def advantages(self, requests: Sequence[Request], replies: Sequence[Completion]) -> list[float]:
         """A of the reply to each request.
@@ -102,7 +101,9 @@ class Gated(Wrapper):
         # The last token of a reply ends the turn.
         said = [(*w[:2], a.token_ids[:-1]) for w, a in zip(waiting, replies, strict=True)]
         rows = {text: row for row, text in enumerate(dict.fromkeys([*said, *waiting]))}
-        features = self.critics.features([(p, [prompt, prompt + ids]) for p, prompt, ids in rows])
+        texts = [(p, [prompt, prompt + ids]) for p, prompt, ids in rows]
+        policies: Any = self._policies
+        features = self.critics.features(policies, texts)
         q = self.critics.values(len(rows), features).tolist()
         return [q[rows[text]] - q[rows[wait]] for text, wait in zip(said, waiting, strict=True)]
 

@@ -13,7 +13,6 @@ import torch
 
 from pettingllms.envs.several import environment_of
 from pettingllms.errors import ConfigError
-from pettingllms.policies.policy_set import PolicySet
 from pettingllms.trainers.at_grpo import EPSILON, SAME, AtGrpo
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.method import Casting, argument
@@ -46,12 +45,6 @@ class AgentRl(AtGrpo):
             raise ConfigError("method_args: stale needs sampler transformers and max_staleness 0")
         self.copies: dict[str, tuple[int, dict[str, torch.Tensor]]] = {}
         """Policy -> version and weights of its copy; none before the first update."""
-        self._policies: PolicySet | None = None
-
-    def attach(self, env: Any, policies: PolicySet) -> None:
-        """Takes the policies, of which it makes copies."""
-        del env
-        self._policies = policies
 
     def players(self, step: int, players: Mapping[str, str], trained: Sequence[str]) -> Casting:
         """As in the settings, with the copies."""
@@ -63,12 +56,11 @@ class AgentRl(AtGrpo):
         Raises:
             GroupError: a prompt has one candidate, so its advantage would always be zero.
         """
-        for name in dict.fromkeys(group.policy for group in groups):
-            if self.stale and (policies := self._policies) is not None:
-                version = policies.versions[name]
-                # Before the update: these weights have sampled the step.
-                if name not in self.copies or version - self.copies[name][0] >= self.stale:
-                    self.copies[name] = version, policies.state(name)
+        for name in dict.fromkeys(group.policy for group in groups if self.stale):
+            version = self.policies.versions[name]
+            # Before the update: these weights have sampled the step.
+            if name not in self.copies or version - self.copies[name][0] >= self.stale:
+                self.copies[name] = version, self.policies.state(name)
         values_C = torch.tensor(super().advantages(groups), dtype=torch.float64)
         members: dict[tuple[str, str], list[int]] = defaultdict(list)
         counts, start = list[int](), 0

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pettingllms.errors import ConfigError, NonFiniteError
+from pettingllms.errors import NonFiniteError
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.trainers.config import ResolvedConfig
 
@@ -127,30 +127,27 @@ class Critics:
     def __init__(self, config: ResolvedConfig, *, by_policy: bool = False, **settings: Any) -> None:
         self._config, self._by_policy, self._settings = config, by_policy, settings
         self._critics: dict[int, Critic] = {}
-        self.policies: PolicySet | None = None
-        """Whose base models are read; a trainer attaches them."""
 
     @property
     def fits(self) -> int:
         """How often they have learned."""
         return max((critic.fits for critic in self._critics.values()), default=0)
 
-    def features(self, rows: Sequence[tuple[str, Sequence[tuple[int, ...]]]]) -> Features:
+    def features(
+        self, policies: PolicySet, rows: Sequence[tuple[str, Sequence[tuple[int, ...]]]]
+    ) -> Features:
         """What the base models make of texts: hidden states at their last tokens, side by side.
 
         Args:
+            policies: whose base models read the texts.
             rows: policy, and token ids of texts, equally many in each row. Partners behind an API have no
                 hidden states here, and no critic.
         """
-        if self.policies is None:
-            raise ConfigError(
-                f"method {self._config.method} reads the base model; a trainer attaches it"
-            )
-        bases, names = self.policies.bases, self.policies.names
+        bases, names = policies.bases, policies.names
         on_base, judged = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
         for row, (policy, _) in enumerate(rows):
             if policy in names:
-                base = bases.index(self.policies.base_of(policy))
+                base = bases.index(policies.base_of(policy))
                 on_base[base].append(row)
                 judged[names.index(policy) if self._by_policy else base].append(row)
         of_row: dict[int, torch.Tensor] = {}

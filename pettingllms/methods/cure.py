@@ -16,7 +16,6 @@ from pettingllms.envs.coding_judge import Matrix
 from pettingllms.rollout.episode import reset_seed
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.trainers.at_grpo import EPSILON, SAME, AtGrpo
-from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.method import repaid
 from pettingllms.types import Advantage, Candidate, Group, Task
 
@@ -48,22 +47,13 @@ class Cure(AtGrpo):
     shapes = ("tree",)
     credits = "reward"
 
-    def __init__(self, config: ResolvedConfig, **arguments: object) -> None:
-        super().__init__(config, **arguments)
-        self._env: Any = None
-
-    def attach(self, env: Any, policies: Any) -> None:
-        """Takes the environment, which runs programs on tests."""
-        del policies
-        self._env = env
-
     def credit(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """The records with these rewards.
 
         Raises:
             SandboxUnavailable: the sandbox failed, which is no program's fault.
         """
-        coder, tester = self._env.metadata["cross_runs"]
+        coder, tester = self.env.metadata["cross_runs"]
         return [self._judged(trajectory, coder, tester) for trajectory in trajectories]
 
     def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
@@ -118,7 +108,7 @@ class Cure(AtGrpo):
         ]
         # The template is never reset itself; a copy at the task's seed knows the task's function
         # and limits.
-        env = clone_env(self._env)
+        env = clone_env(self.env)
         options = {} if task.options is None else {"options": dict(task.options)}
         env.reset(seed=reset_seed(env, task.seed), **options)
         judge: Any = env.unwrapped

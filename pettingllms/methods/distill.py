@@ -55,16 +55,14 @@ class Distill(Method):
                 "model with --method-args.teacher_model MODEL, or both"
             )
         self._adapters = located_adapters(self.teacher) if self.teacher else None
-        self._teachers: PolicySet | None = None
 
     def attach(self, env: object, policies: PolicySet) -> None:
-        """Loads the teacher.
+        """Loads the teacher, in the students' place.
 
         Raises:
             ConfigError: it cannot be loaded, has no adapter for a role, or has another vocabulary.
         """
-        del env
-        self._teachers = self._loaded(policies)
+        super().attach(env, self._loaded(policies))
 
     def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
         """One number for each token of each candidate.
@@ -72,11 +70,7 @@ class Distill(Method):
         Raises:
             ConfigError: no trainer has attached policies.
         """
-        teachers = self._teachers
-        if teachers is None:
-            raise ConfigError(
-                f"method {self.config.method} needs a trainer, which attaches policies"
-            )
+        config, teachers = self.config, self.policies
         rows = [
             (
                 teachers.policy_for(group.key.role),
@@ -85,7 +79,6 @@ class Distill(Method):
             for group in groups
             for reply in (candidate.completion for candidate in group.candidates)
         ]
-        config = self.config
         says = teachers.sample_logprobs(rows, config.tokens_per_batch, config.temperature)
         return [
             tuple(t - s for t, s in zip(says[row].tolist(), row[1].logprobs, strict=True))
@@ -96,11 +89,11 @@ class Distill(Method):
         config, roles = self.config, students.roles_to_policies
         teachers = load_policies(
             model_path(self.teacher_model or base_model(config)),
-            self._policies(roles),
+            self._teaching(roles),
             dtype=None if config.dtype == "auto" else config.dtype,
             device=None if config.device == "auto" else config.device,
             merge=False,
-            adapters=adapter_folders(self._adapters, self._policies(roles)),
+            adapters=adapter_folders(self._adapters, self._teaching(roles)),
         )
         for role, policy in roles.items():
             theirs, ours = (
@@ -117,7 +110,7 @@ class Distill(Method):
                 )
         return teachers
 
-    def _policies(self, roles: Mapping[str, str]) -> dict[str, str]:
+    def _teaching(self, roles: Mapping[str, str]) -> dict[str, str]:
         """Role -> the teacher's policy; a run with one shared policy teaches all roles with it."""
         if self._adapters is None:
             return dict.fromkeys(roles, BASE)

@@ -61,19 +61,16 @@ class Hindsight(AtGrpo):
         if self.critic:
             self._adapter = Path(located_adapters(self.critic))
             check_base(self._adapter, base_model(config))
-        self._policies: PolicySet | None = None
-        """Those that score replies."""
 
     def attach(self, env: Any, policies: PolicySet) -> None:
-        """Takes the policies, which score their own replies, or loads the critic.
+        """Takes the policies, which score their own replies, or loads the critic in their place.
 
         Raises:
             ConfigError: the critic cannot be loaded, or policies are on other models than it is.
         """
-        del env
-        self._policies = policies
+        super().attach(env, policies)
         if self.critic:
-            self._policies = load_policies(
+            self.policies = load_policies(
                 model_path(base_model(self.config)),
                 {"informed": CRITIC, "uninformed": BASE},
                 dtype=None if self.config.dtype == "auto" else self.config.dtype,
@@ -81,9 +78,9 @@ class Hindsight(AtGrpo):
                 merge=False,
                 adapters={CRITIC: self._adapter},
             )
-            if {*policies.digests.values()} != {*self._policies.digests.values()}:
+            if {*policies.digests.values()} != {*self.policies.digests.values()}:
                 raise ConfigError(
-                    f"method_args: critic {self.critic} is on {self._policies.base}, and policies are on other "
+                    f"method_args: critic {self.critic} is on {self.policies.base}, and policies are on other "
                     "models; leave critic out"
                 )
 
@@ -116,12 +113,7 @@ class Hindsight(AtGrpo):
         Raises:
             ConfigError: no trainer has attached policies.
         """
-        policies = self._policies
-        if policies is None:
-            raise ConfigError(
-                f"method {self.config.method} needs a trainer, which attaches policies"
-            )
-        config, rows = self.config, list[list[tuple[str, Sample]]]()
+        config, policies, rows = self.config, self.policies, list[list[tuple[str, Sample]]]()
         for group in groups:
             knows, reads = (CRITIC, BASE) if self.critic else (group.policy, group.policy)
             told = informed(group, policies, knows)

@@ -37,14 +37,6 @@ class Version(NamedTuple):
     """How often the learner wins against it, a draw counted as half a win."""
 
 
-class Table(NamedTuple):
-    """The policies of a run, the one that learns, and the one whose place its versions take."""
-
-    policies: PolicySet
-    learner: str
-    rival: str
-
-
 class Rivals(Method):
     """A policy plays against what it was in earlier steps, which does not learn.
 
@@ -94,7 +86,6 @@ class Rivals(Method):
         """Step -> the learner as it played that step, oldest first."""
         self.drawn: int | None = None
         """The version that plays the next step; None: the learner plays itself."""
-        self._table: Table | None = None
 
     def attach(self, env: Any, policies: PolicySet) -> None:
         """Takes the policies, of which the one that is not trained becomes a copy of the learner.
@@ -103,11 +94,8 @@ class Rivals(Method):
             ConfigError: adapters of the two have different shapes.
         """
         super().attach(env, policies)
-        players = policies.roles_to_policies
-        trained = trained_policies(self.config.train_roles, players)
-        learner, rival = self._pair(players, trained)
+        learner, rival = self._own_pair()
         policies.load_state(rival, policies.state(learner), version=0)
-        self._table = Table(policies, learner, rival)
 
     def players(self, step: int, players: Mapping[str, str], trained: Sequence[str]) -> Casting:
         """The learner and the version that was drawn, in seats that change with every step.
@@ -130,15 +118,11 @@ class Rivals(Method):
         Raises:
             ConfigError: a team that shares its rewards; no trainer has attached policies.
         """
-        if self._table is None:
-            raise ConfigError(
-                f"method {self.config.method} needs a trainer, which attaches policies"
-            )
+        policies, (learner, rival) = self.policies, self._own_pair()
         if any(trajectory.cooperative for trajectory in trajectories):
             raise ConfigError(
                 f"method {self.config.method} plays against itself, and agents of {self.config.env} share rewards"
             )
-        policies, learner, rival = self._table
         if self.drawn is not None and trajectories:
             seats = self.players(self.step, policies.roles_to_policies, (learner,)).players
             version = self.kept[self.drawn]
@@ -182,6 +166,10 @@ class Rivals(Method):
         self.kept = {step: Version(**version) for step, version in mine["kept"].items()}
         self._seat()
 
+    def _own_pair(self) -> tuple[str, str]:
+        players = self.policies.roles_to_policies
+        return self._pair(players, trained_policies(self.config.train_roles, players))
+
     def _pair(self, players: Mapping[str, str], trained: Sequence[str]) -> tuple[str, str]:
         """The policy that learns, and the one whose place its versions take."""
         config = self.config
@@ -209,9 +197,9 @@ class Rivals(Method):
         return generator.choices(list(chances), list(chances.values()))[0]
 
     def _seat(self) -> None:
-        if self._table is not None and self.drawn is not None:
-            policies, _, rival = self._table
-            policies.load_state(rival, self.kept[self.drawn].weights, version=self.drawn)
+        if self.drawn is not None:
+            _, rival = self._own_pair()
+            self.policies.load_state(rival, self.kept[self.drawn].weights, version=self.drawn)
 
 
 class League(Rivals, DrMas):

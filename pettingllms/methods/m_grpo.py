@@ -18,8 +18,7 @@ import torch
 from pettingllms.errors import ConfigError
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.trainers.at_grpo import EPSILON, SAME
-from pettingllms.trainers.config import ResolvedConfig
-from pettingllms.trainers.method import EpisodeCredit, argument, readable, repaid, solved
+from pettingllms.trainers.method import Attached, EpisodeCredit, argument, readable, repaid, solved
 from pettingllms.types import Advantage, Candidate, Group, GroupKey
 
 COVERED = 0.99
@@ -52,14 +51,12 @@ class MGrpo(EpisodeCredit):
     compares = credits = "reward"
     credit_shapes = ("episodes",)
     calls: int | None = argument(None, at_least=1, whole=True)
-
-    def __init__(self, config: ResolvedConfig, **arguments: object) -> None:
-        super().__init__(config, **arguments)
-        self.caller = ""
+    caller: Any = Attached()
+    """The agent that calls others."""
 
     def attach(self, env: Any, policies: Any) -> None:
         """Learns who calls."""
-        del policies
+        super().attach(env, policies)
         self.caller = caller_of(env)
 
     def episode_credit(self, trajectory: Trajectory) -> Trajectory:

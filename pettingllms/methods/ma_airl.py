@@ -20,8 +20,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from pettingllms.envs.base import next_agent
 from pettingllms.errors import ConfigError
 from pettingllms.methods.critic import ROWS, Critic
-from pettingllms.policies.policy_set import PolicySet
-from pettingllms.rollout.episode import AnyEnv, Episode, PlayedEnv, tasks_of_step
+from pettingllms.rollout.episode import Episode, PlayedEnv, tasks_of_step
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.trainers.at_grpo import AtGrpo
 from pettingllms.trainers.config import ResolvedConfig
@@ -116,10 +115,6 @@ class MaAirl(AtGrpo):
         self._solved: dict[str, dict[str, tuple[list[Reply], torch.Tensor]]] = {}
         """Policy -> role -> the solver's replies in the policy's tokens, and their features."""
 
-    def attach(self, env: AnyEnv, policies: PolicySet) -> None:
-        """Takes the environment, whose solver plays, and the policies, which say how likely replies are."""
-        self._env, self._policies = env, policies
-
     def credit(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """The records with learned rewards; 0 for partners behind an API, which learn nothing.
 
@@ -168,12 +163,12 @@ class MaAirl(AtGrpo):
 
     def _replayed(self, trajectory: Trajectory) -> Iterator[tuple[Group, Candidate, Reply]]:
         """Steps the environment again, since no record has what would have followed a candidate."""
-        env: PlayedEnv = Episode(self._env, trajectory.task, 0).env
+        env: PlayedEnv = Episode(self.env, trajectory.task, 0).env
         for group in trajectory.groups:
             ids_of = {c.completion.text: c.completion.token_ids for c in group.candidates}
             branches: Sequence[PlayedEnv] = env.branch([*ids_of], [*ids_of.values()])
             after = dict(zip(ids_of, branches, strict=True))
-            for one in group.candidates if group.policy in self._policies.names else ():
+            for one in group.candidates if group.policy in self.policies.names else ():
                 following = self._shown(group.policy, after[one.completion.text])
                 yield group, one, Reply(group.prompt_ids, one.completion.token_ids, following)
             env = after[group.chosen.completion.text]
@@ -181,17 +176,17 @@ class MaAirl(AtGrpo):
     def _shown(self, policy: str, env: PlayedEnv) -> tuple[int, ...]:
         """What the agent to act is shown, in the policy's tokens."""
         agent = next_agent(env)
-        ids = self._policies.chat_for(policy).prompt_ids(env.text_for(agent)) if agent else ()
-        return ids if len(ids) < self._policies.contexts[policy] else ()
+        ids = self.policies.chat_for(policy).prompt_ids(env.text_for(agent)) if agent else ()
+        return ids if len(ids) < self.policies.contexts[policy] else ()
 
     def _played_by_solver(self, policy: str) -> dict[str, list[Reply]]:
         config, replies = self.config, defaultdict[str, list[Reply]](list)
-        for task in tasks_of_step(self._env, config.env, 0, self.episodes, config.seed):
-            episode = Episode(self._env, task, 0)
+        for task in tasks_of_step(self.env, config.env, 0, self.episodes, config.seed):
+            episode = Episode(self.env, task, 0)
             while episode.agent is not None:
                 role, prompt_ids = episode.role, self._shown(policy, episode.env)
                 text = episode.demonstration()
-                token_ids = self._policies.chat_for(policy).completion_ids(text)
+                token_ids = self.policies.chat_for(policy).completion_ids(text)
                 if len(token_ids) > config.max_completion_length:
                     raise ConfigError(
                         f"method {config.method}: the solver's reply {text!r:.80} has {len(token_ids)} tokens, and "
@@ -212,7 +207,7 @@ class MaAirl(AtGrpo):
             self._solved[policy] = {r: (of, self._features(policy, of)) for r, of in solved.items()}
         if role not in self._solved[policy]:
             raise ConfigError(
-                f"method {self.config.method}: the solver of {self._env} never plays {role}"
+                f"method {self.config.method}: the solver of {self.env} never plays {role}"
             )
         replies, features_NF = self._solved[policy][role]
         rng = random.Random(f"{self.config.seed} {role} {step}")
@@ -221,13 +216,13 @@ class MaAirl(AtGrpo):
             (policy, Sample(replies[row].prompt_ids, replies[row].token_ids, (), 0.0))
             for row in rows
         ]
-        says = self._policies.sample_logprobs(
+        says = self.policies.sample_logprobs(
             asked, self.config.tokens_per_batch, self.config.temperature
         )
         return features_NF[rows], bounded([float(says[one].sum()) for one in asked])
 
     def _features(self, policy: str, replies: Sequence[Reply]) -> torch.Tensor:
-        base, length = self._policies.base_of(policy), self.config.tokens_per_batch
+        base, length = self.policies.base_of(policy), self.config.tokens_per_batch
         shown = base.features([ids for o, _, after in replies for ids in (o, after) if ids], length)
         # The last token says only that the turn ends, and hardly knows what the reply was.
         over = {o + a: max(1, len(a)) for o, a, _ in replies}

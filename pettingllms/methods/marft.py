@@ -15,7 +15,6 @@ import torch
 from pettingllms.methods.critic import Critics
 from pettingllms.methods.dr_mas import DrMas
 from pettingllms.methods.grpo import member_of
-from pettingllms.policies.policy_set import PolicySet
 from pettingllms.rollout.shapes import RolloutShape
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.method import Casting, Method, argument
@@ -77,11 +76,6 @@ class Gae(Method):
         """Also asks for the prompts after episodes that the limit on turns ended."""
         return dataclasses.replace(super().shape(), bootstraps=True)
 
-    def attach(self, env: Any, policies: PolicySet) -> None:
-        """Takes the base models, whose features the critics read."""
-        del env
-        self.critics.policies = policies
-
     def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
         """One number for each decision, by the critics as they were before the step.
 
@@ -90,13 +84,15 @@ class Gae(Method):
         """
         if not groups:
             return []
-        features = self.critics.features([(group.policy, [group.prompt_ids]) for group in groups])
+        features = self.critics.features(
+            self.policies, [(group.policy, [group.prompt_ids]) for group in groups]
+        )
         values_N = self.critics.values(len(groups), features)
         cut = [row for row, group in enumerate(groups) if group.unplayed is not None]
         ends = [group.unplayed for group in groups if group.unplayed is not None]
         ends_N = torch.zeros_like(values_N)
         # After the first look at the decisions, so that a critic's size follows from these.
-        unplayed = self.critics.features([(u.policy, [u.prompt_ids]) for u in ends])
+        unplayed = self.critics.features(self.policies, [(u.policy, [u.prompt_ids]) for u in ends])
         ends_N[cut] = self.critics.values(len(cut), unplayed)
         advantages_N = chained(groups, values_N, self.gamma, self.lam, ends_N)
         # Read before the critics count this step, so that `warmup` steps rest and not one less.

@@ -15,7 +15,6 @@ import torch
 
 from pettingllms.methods.critic import Critics
 from pettingllms.methods.grpo import member_of
-from pettingllms.policies.policy_set import PolicySet
 from pettingllms.trainers.at_grpo import AtGrpo
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.method import argument
@@ -66,11 +65,6 @@ class QTree(AtGrpo):
         self._worth: dict[GroupKey, list[float]] = {}
         """Q of the candidates of each decision."""
 
-    def attach(self, env: Any, policies: PolicySet) -> None:
-        """Takes the base models, whose features the critics read."""
-        del env
-        self.critics.policies = policies
-
     def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
         """One number for each candidate, by the critics as they were before the step.
 
@@ -86,7 +80,7 @@ class QTree(AtGrpo):
         # Each text once, so that equal completions have exactly equal values.
         rows = {text: row for row, text in enumerate(dict.fromkeys(chain.from_iterable(texts)))}
         features = self.critics.features(
-            [(policy, [prompt, prompt + ids[:-1]]) for policy, prompt, ids in rows]
+            self.policies, [(policy, [prompt, prompt + ids[:-1]]) for policy, prompt, ids in rows]
         )
         expected = self.critics.values(len(rows), features).tolist()
         chosen = list[int]()

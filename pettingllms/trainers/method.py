@@ -29,6 +29,7 @@ from pettingllms.trainers.method_names import METHODS
 from pettingllms.types import Advantage, Candidate, Group
 
 if TYPE_CHECKING:
+    from pettingllms.policies.policy_set import PolicySet
     from pettingllms.trainers.config import ResolvedConfig
 
 HOOKS = ("players", "credit", "advantages")
@@ -96,6 +97,21 @@ def argument(default: Any, **limits: Any) -> Any:
     return Argument(default, **limits)
 
 
+class Attached:
+    """What `Method.attach` sets.
+
+    Raises:
+        ConfigError: where it is read before that.
+    """
+
+    def __get__(self, method: Method | None, kind: type) -> Any:
+        if method is None:  # asked of a class
+            return self
+        raise ConfigError(
+            f"method {method.config.method} needs a trainer, which attaches environment and policies"
+        )
+
+
 class Method:
     """Base class of all methods: every policy keeps its role and trains on every step.
 
@@ -131,6 +147,10 @@ class Method:
     """Rollout shapes whose candidates `credit` can tell apart; all if empty."""
     frozen_base: ClassVar[bool] = False
     """Whether it reads the base model as it was before training, which full policies do not keep."""
+    env: Any = Attached()
+    """The environment, which is never stepped itself."""
+    policies: PolicySet = Attached()  # type: ignore[assignment]  # what instances get
+    """The `PolicySet` of the run, whose weights a method must not change."""
 
     def __init__(self, config: ResolvedConfig, **arguments: Any) -> None:
         self.config = config
@@ -173,13 +193,8 @@ class Method:
         return made
 
     def attach(self, env: Any, policies: Any) -> None:
-        """Hands over what a method may ask besides the records; once, before the first step.
-
-        Args:
-            env: the environment, which is never stepped itself.
-            policies: the `PolicySet` of the run; a method must not change its weights.
-        """
-        del env, policies
+        """Takes what a method may ask besides the records; once, before the first step."""
+        self.env, self.policies = env, policies
 
     def shape(self) -> RolloutShape:
         """Returns the shape of a task's rollout: `method_args.shape`, or the method's default.
