@@ -10,6 +10,8 @@ from transformers import (
     AutoModelForCausalLM,
     CohereConfig,
     Gemma2Config,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
     Gemma3TextConfig,
     GptOssConfig,
     GraniteConfig,
@@ -20,12 +22,14 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    SiglipVisionConfig,
     SmolLM3Config,
 )
 
 from pettingllms.errors import ConfigError
 from pettingllms.policies.base_model import ModelSpec, context_of, switch_of
 from pettingllms.policies.loading import load_policies
+from pettingllms.policies.prefix_trial import check_cache, check_head, share_prompts
 from pettingllms.samplers.vllm_args import _context
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig
@@ -225,3 +229,15 @@ def test_a_long_context_is_for_longrope_alone(folder):
         return
     with pytest.raises(ConfigError, match="long_context is for models with longrope positions"):
         load_policies(ModelSpec(str(folder), long_context=True), ROLES, lora_r=4)
+
+
+def test_a_language_model_inside_a_larger_model_is_tried_and_keeps_its_attention():
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    text = Gemma3TextConfig(vocab_size=64, **sizes, **heads)
+    vision = SiglipVisionConfig(num_attention_heads=1, image_size=8, patch_size=4, **sizes)
+    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    model = Gemma3ForConditionalGeneration(config).eval()
+    check_head(model)
+    check_cache(model)
+    assert not share_prompts(model)

@@ -151,7 +151,8 @@ def _prompts(model: PreTrainedModel) -> list[tuple[int, ...]]:
 
 
 def _token_ids(model: PreTrainedModel, tenths: Sequence[int]) -> tuple[int, ...]:
-    return tuple(model.config.vocab_size * tenth // 10 for tenth in tenths)
+    vocabulary = model.config.get_text_config(decoder=True).vocab_size
+    return tuple(vocabulary * tenth // 10 for tenth in tenths)
 
 
 def _difference(ours_xV: torch.Tensor, own_xV: torch.Tensor) -> float:
