@@ -232,8 +232,8 @@ def test_a_long_context_is_for_longrope_alone(folder):
 
 
 def test_a_language_model_inside_a_larger_model_is_tried_and_keeps_its_attention():
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    sizes: Any = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    heads: Any = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
     text = Gemma3TextConfig(vocab_size=64, **sizes, **heads)
     vision = SiglipVisionConfig(num_attention_heads=1, image_size=8, patch_size=4, **sizes)
     config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
