@@ -292,13 +292,13 @@ def test_what_is_run_is_quoted() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_quoted_commands_run_with_their_smallest_settings(tmp_path: Path) -> None:
     pytest.importorskip("trl")
     assert _failures(RUN, tmp_path) == {}
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "commands",
     [
@@ -313,7 +313,7 @@ def test_marked_commands_run_with_their_smallest_settings(
 
 
 @pytest.mark.benchmarks
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_a_revision_trains_the_same_bytes_as_itself(tmp_path: Path) -> None:
     for name in ("benchmarks", "pettingllms"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("out"))
