@@ -15,7 +15,6 @@ from torch.distributed.tensor import DTensor
 from torch.multiprocessing.spawn import start_processes
 
 from pettingllms.assembly import build_policies, make_env
-from pettingllms.distributed.ranks import ShardedATGRPO
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.sharded import ShardedPolicies
 from pettingllms.trainers.at_grpo import ATGRPO
@@ -24,6 +23,7 @@ from pettingllms.trainers.losses import PolicyBatch
 from pettingllms.types import Request, Sample
 from tests.tiny_lm import SHORT_RUN, save_tiny, save_tiny_llama
 
+ranks = pytest.importorskip("pettingllms.distributed.ranks", exc_type=ImportError)  # without Ray
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork")
 torch.set_num_threads(1)
 ROLES = {"writer": "writer"}
@@ -90,7 +90,7 @@ def train(
     policies, trainer_class = build_policies(config, ROLES), ATGRPO
     if torch.distributed.is_initialized():
         mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
-        policies, trainer_class = ShardedPolicies(policies, mesh), ShardedATGRPO
+        policies, trainer_class = ShardedPolicies(policies, mesh), ranks.ShardedATGRPO
     trainer = trainer_class(config, make_env(config, "train"), policies)
     if before is not None:
         policies.load_state("writer", before.weights)
