@@ -170,3 +170,8 @@ def test_a_teacher_with_another_vocabulary_is_refused(model: Path, tmp_path: Pat
     other = save_tiny_llama(tmp_path)
     with pytest.raises(ConfigError, match="the teacher of writer has another vocabulary"):
         trainer_of(model, method_args={"teacher_model": str(other)})
+
+
+def test_a_method_that_is_joined_to_distillation_finds_the_students(model: Path) -> None:
+    trainer = trainer_of(model, method_args={"teacher_model": str(model)})
+    assert trainer.method.policies is trainer.policies

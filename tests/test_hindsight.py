@@ -399,7 +399,9 @@ def test_with_a_critic_a_reply_is_worth_what_it_says_above_the_base_model(
         state = {k: torch.full_like(v, 0.1) for k, v in policies.state(name).items()}
         policies.load_state(name, state)
     compared = 0
-    for group in groups_of(ATGRPO(config, Told(max_turns=2), policies)):
+    trainer = ATGRPO(config, Told(max_turns=2), policies)
+    assert trainer.method.policies is policies  # also for what is joined to it
+    for group in groups_of(trainer):
         values = [candidate.advantage for candidate in group.candidates]
         if group.key.role == "reader":
             assert not any(values)

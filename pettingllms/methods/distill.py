@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pettingllms.errors import ConfigError
 from pettingllms.models import model_path
@@ -17,7 +18,7 @@ from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import BASE
 from pettingllms.policies.sources import adapter_folders, is_adapter, is_folder, located_adapters
 from pettingllms.trainers.config import ResolvedConfig
-from pettingllms.trainers.method import Method, argument
+from pettingllms.trainers.method import Attached, Method, argument
 from pettingllms.trainers.per_policy import base_model
 from pettingllms.types import Advantage, Group, Sample
 
@@ -46,6 +47,7 @@ class Distill(Method):
     least = 1
     teacher: str = argument("")
     teacher_model: str = argument("")
+    teachers: PolicySet = Attached()  # type: ignore[assignment]  # what instances get
 
     def __init__(self, config: ResolvedConfig, **arguments: object) -> None:
         super().__init__(config, **arguments)
@@ -56,13 +58,14 @@ class Distill(Method):
             )
         self._adapters = located_adapters(self.teacher) if self.teacher else None
 
-    def attach(self, env: object, policies: PolicySet) -> None:
-        """Loads the teacher, in the students' place.
+    def attach(self, env: Any, policies: PolicySet) -> None:
+        """Loads the teacher.
 
         Raises:
             ConfigError: it cannot be loaded, has no adapter for a role, or has another vocabulary.
         """
-        super().attach(env, self._loaded(policies))
+        super().attach(env, policies)
+        self.teachers = self._loaded(policies)
 
     def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
         """One number for each token of each candidate.
@@ -70,7 +73,7 @@ class Distill(Method):
         Raises:
             ConfigError: no trainer has attached policies.
         """
-        config, teachers = self.config, self.policies
+        config, teachers = self.config, self.teachers
         rows = [
             (
                 teachers.policy_for(group.key.role),

@@ -20,7 +20,7 @@ from pettingllms.policies.roles import BASE
 from pettingllms.policies.sources import check_base, located_adapters
 from pettingllms.trainers.at_grpo import AtGrpo, centered
 from pettingllms.trainers.config import ResolvedConfig
-from pettingllms.trainers.method import argument
+from pettingllms.trainers.method import Attached, argument
 from pettingllms.trainers.per_policy import base_model
 from pettingllms.types import Advantage, Candidate, Conversation, Group, Sample
 
@@ -55,6 +55,8 @@ class Hindsight(AtGrpo):
     """Not `early_rewards`: the score tells replies apart where only the end of an episode is paid."""
     weight: float = argument(0.5, at_least=0, at_most=1)
     critic: str = argument("")
+    readers: PolicySet = Attached()  # type: ignore[assignment]  # what instances get
+    """Those that score replies: the policies themselves, or the critic and its base model."""
 
     def __init__(self, config: ResolvedConfig, **arguments: object) -> None:
         super().__init__(config, **arguments)
@@ -63,14 +65,15 @@ class Hindsight(AtGrpo):
             check_base(self._adapter, base_model(config))
 
     def attach(self, env: Any, policies: PolicySet) -> None:
-        """Takes the policies, which score their own replies, or loads the critic in their place.
+        """Takes the policies, which score their own replies, or loads the critic.
 
         Raises:
             ConfigError: the critic cannot be loaded, or policies are on other models than it is.
         """
         super().attach(env, policies)
+        self.readers = policies
         if self.critic:
-            self.policies = load_policies(
+            self.readers = load_policies(
                 model_path(base_model(self.config)),
                 {"informed": CRITIC, "uninformed": BASE},
                 dtype=None if self.config.dtype == "auto" else self.config.dtype,
@@ -78,9 +81,9 @@ class Hindsight(AtGrpo):
                 merge=False,
                 adapters={CRITIC: self._adapter},
             )
-            if {*policies.digests.values()} != {*self.policies.digests.values()}:
+            if {*policies.digests.values()} != {*self.readers.digests.values()}:
                 raise ConfigError(
-                    f"method_args: critic {self.critic} is on {self.policies.base}, and policies are on other "
+                    f"method_args: critic {self.critic} is on {self.readers.base}, and policies are on other "
                     "models; leave critic out"
                 )
 
@@ -113,7 +116,7 @@ class Hindsight(AtGrpo):
         Raises:
             ConfigError: no trainer has attached policies.
         """
-        config, policies, rows = self.config, self.policies, list[list[tuple[str, Sample]]]()
+        config, policies, rows = self.config, self.readers, list[list[tuple[str, Sample]]]()
         for group in groups:
             knows, reads = (CRITIC, BASE) if self.critic else (group.policy, group.policy)
             told = informed(group, policies, knows)
