@@ -104,8 +104,11 @@ class LengthGate(Gated):
             for policy in {group.policy for group in groups}
         }
 
-    def advantages(self, requests: Sequence[Request], replies: Sequence[Completion]) -> list[float]:
+    def advantages(
+        self, policies: Any, requests: Sequence[Request], replies: Sequence[Completion]
+    ) -> list[float]:
         """Tokens of each reply above the mean of its policy's recorded ones."""
+        del policies
         return [
             len(reply.token_ids) - self.usual[request.policy]
             for request, reply in zip(requests, replies, strict=True)
@@ -143,6 +146,7 @@ def ranks(run: Path, record: Path, episodes: Sequence[Trajectory]) -> dict[str, 
     try:
         gate.learn(policies)
         advantages = gate.advantages(
+            policies,
             [Request(group.policy, group.prompt_ids, 0) for group in groups],
             [group.chosen.completion for group in groups],
         )

@@ -54,7 +54,7 @@ class Rated(Gated):
     def learn(self, policies: Any) -> None:
         del policies
 
-    def advantages(self, requests: Any, replies: Any) -> list[float]:
+    def advantages(self, policies: Any, requests: Any, replies: Any) -> list[float]:
         return [self.worth(reply.text) for reply in replies]
 
 
@@ -104,10 +104,10 @@ def advantages(values: dict[tuple[int, ...], float], *replies: Completion) -> li
     gate = Gated(EvalConfig(gate="x"), CONFIG, [])
     gate.critics = Critics(CONFIG, by_policy=True, learning_rate=1e-3, epochs=1)
     known: Any = gate.critics
-    gate._policies = ScriptedSampler(lambda *_: "")
     known.features = lambda _policies, rows: [values[texts[1]] for _, texts in rows]
     known.values = lambda _count, features: torch.tensor(features, dtype=torch.float64)
-    return gate.advantages([Request("p", (9,), 0) for _ in replies], replies)
+    sampler = ScriptedSampler(lambda *_: "")
+    return gate.advantages(sampler, [Request("p", (9,), 0) for _ in replies], replies)
 
 
 def test_advantages_of_a_chain_of_agents_are_those_of_the_table() -> None:
@@ -143,9 +143,9 @@ def test_a_critic_learns_replies_and_waiting_from_returns(monkeypatch: pytest.Mo
         group = Group(key, "p", "", (9,), (candidate,))
         record.append(Trajectory.of(Task("q", 0), number, [group], early={}, cooperative=True))
     gate = Gated(EvalConfig(gate="x"), CONFIG, record)
-    gate.sampler(ScriptedSampler(lambda *_: ""))
+    gate.learn(sampler := ScriptedSampler(lambda *_: ""))
     learned = gate.advantages(
-        [Request("p", (9,), 0)] * 2, [completion(ord(text), 0) for text in "ab"]
+        sampler, [Request("p", (9,), 0)] * 2, [completion(ord(text), 0) for text in "ab"]
     )
     assert learned == pytest.approx(list(case["expected"]["A"].values()), abs=0.05)
 

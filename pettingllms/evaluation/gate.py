@@ -91,8 +91,10 @@ class Gated(Wrapper):
         returns_N = followed(groups, 1.0) + torch.tensor([g.chosen.reward for g in groups])
         self.critics.fit(self.critics.features(policies, rows), returns_N.repeat_interleave(2))
 
-    def advantages(self, requests: Sequence[Request], replies: Sequence[Completion]) -> list[float]:
-        """A of the reply to each request.
+    def advantages(
+        self, policies: Any, requests: Sequence[Request], replies: Sequence[Completion]
+    ) -> list[float]:
+        """A of the reply to each request, which the critics read with `policies`.
 
         Raises:
             NonFiniteError: a critic predicts a value that is not finite.
@@ -102,7 +104,6 @@ class Gated(Wrapper):
         said = [(*w[:2], a.token_ids[:-1]) for w, a in zip(waiting, replies, strict=True)]
         rows = {text: row for row, text in enumerate(dict.fromkeys([*said, *waiting]))}
         texts = [(p, [prompt, prompt + ids]) for p, prompt, ids in rows]
-        policies: Any = self._policies
         features = self.critics.features(policies, texts)
         q = self.critics.values(len(rows), features).tolist()
         return [q[rows[text]] - q[rows[wait]] for text, wait in zip(said, waiting, strict=True)]
@@ -121,7 +122,8 @@ class Gated(Wrapper):
         while unsettled and len(unsettled[0][1]) < self.replies:
             asked = [self._again(*decision, settings["max_new_tokens"]) for decision in unsettled]
             replies = [reply for [reply] in self._policies.sample(asked, n, **settings)]
-            advantages = self.advantages([request for request, _ in unsettled], replies)
+            requests = [request for request, _ in unsettled]
+            advantages = self.advantages(self._policies, requests, replies)
             for (_, tried), reply, advantage in zip(unsettled, replies, advantages, strict=True):
                 tried.append((reply, advantage))
             unsettled = [decision for decision in unsettled if decision[1][-1][1] < self.threshold]
