@@ -45,6 +45,8 @@ from pettingllms.trainers.config import ATGRPOConfig
 
 RESULTS = Path(__file__).parent / "results" / "airl.json"
 TOKENS, TASKS, VALIDATION_TASKS = 100_000, 300, 100
+EPISODES = 200
+"""What the solver plays for `ma_airl`."""
 TUNING, SEEDS = 30, (31, 32, 33)
 RATES = (1e-3, 2e-3, 4e-3)
 ARMS = ("at_grpo", "ma_airl")
@@ -73,6 +75,8 @@ def measured(arm: str, rate: float, seed: int, tokens: int, tasks: int) -> dict[
     changes: dict[str, Any] = {**presets.EMBEDDED, **OneMove.embedded_parts_training}
     changes |= {"learning_rate": rate, "seed": seed, "max_tokens": tokens, "branch": "sample"}
     changes["method"] = ARMS[0] if arm == BASE else arm
+    if arm == "ma_airl":
+        changes["method_args"] = {"episodes": EPISODES}
     policies = load_policies(PARTS, {role: role for role in ROLES}, seed=seed)
     trainer = ATGRPO(ATGRPOConfig(env="plan_path", **changes), environment("train"), policies)
     agreed: dict[str, list[float | None]] = {role: [] for role in ROLES}

@@ -151,16 +151,16 @@ def words_of(options: Mapping[str, Any]) -> list[str]:
 def evaluate(
     out: Path,
     *words: str,
-    tasks: int = TASKS,
+    tasks: int | None = None,
     read: Callable[[Sequence[Trajectory]], Any] = solved_digits,
 ) -> dict[str, Any]:
-    """Scores of `pettingllms-eval` on test tasks, kept in `out`.
+    """Scores of `pettingllms-eval` on test tasks, by default `TASKS` of them, kept in `out`.
 
     `solved` has what `read` makes of each team's episodes, by default a digit for each task: intervals over
     seeds and tasks need them.
     """
     if not (out / "results.json").exists():
-        command("evaluate", *words, "--limit", str(tasks), "--out", str(out))
+        command("evaluate", *words, "--limit", str(tasks or TASKS), "--out", str(out))
     solved = {team: read(its) for team, its in read_trajectories(out).items()}
     return json.loads((out / "results.json").read_text()) | {"solved": solved}
 

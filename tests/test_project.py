@@ -126,6 +126,18 @@ def test_a_class_name_means_one_thing() -> None:
     assert len(shared) <= 0.02 * len(names), shared
 
 
+def test_marks_are_spelled_out() -> None:
+    """`conftest.py` skips files in which it does not read the mark that is asked for."""
+    computed = [
+        path.name
+        for path in (ROOT / "tests").rglob("*.py")
+        for called in ast.walk(ast.parse(path.read_text()))
+        if isinstance(called, ast.Call)
+        and "pytest.mark" in [ast.unparse(argument) for argument in called.args]
+    ]
+    assert computed == []
+
+
 def test_no_file_names_somebodys_machine() -> None:
     homes = re.compile(r"/(home|Users)/\w[\w.-]*/" + "|" + re.escape(f"{ROOT}/"))
     paths = {

@@ -84,7 +84,7 @@ LONGER = [
     "malt --tokens 1 --seeds 0 --tasks 2 --out made/malt.json",
     "rounds --tokens 1 --seeds 0 --tasks 2 --out made/rounds.json",
     "ensemble --seeds 0 --tasks 2 --out made/ensemble.json",
-    "gate --tokens 1 --seeds 0 --tasks 12 --out made/gate.json",  # `LAST` has 12, too
+    "gate --tokens 1 --seeds 0 --tasks 2 --out made/gate.json",
     "learning --env math --seeds 0",
     "learning --env plan_path --seeds 0 --policies shared --out made/learned.json",
     "trust",
@@ -110,7 +110,7 @@ LONGER = [
     "search_team",
     "agentrl --out made/agentrl.json",
     "method_rates --out made/method_rates.json",
-    "paper debate --tokens 1 --seeds 0",
+    "paper debate --tokens 1 --seeds 0 --tasks 2",
 ]
 """Commands that take more than a few seconds: `make test-benchmarks`."""
 FROZEN = "frozen HEAD --envs plan_path --methods at_grpo"
@@ -138,6 +138,7 @@ ON_RAY = [
 ]
 """Commands that start processes on Ray: `make test-ray`."""
 SMALLEST = {
+    "benchmarks.airl.EPISODES": 2,
     "benchmarks.airl.RATES": [0.002],
     "benchmarks.agentrl.SEEDS": [41],
     "benchmarks.agentrl.SETTINGS": {"tasks_per_step": 2, "num_generations": 2},
@@ -151,7 +152,7 @@ SMALLEST = {
     "benchmarks.crew.SEEDS": [0],
     "benchmarks.crew.TASKS": 2,
     "benchmarks.crew.TOKENS": 1,
-    "benchmarks.ensemble.TABLE_TASKS": 12,
+    "benchmarks.ensemble.TABLE_TASKS": 8,
     "benchmarks.ensemble.TOKENS": 2,
     "benchmarks.habits.HALF": 1,
     "benchmarks.judged.RATES": [0.001],
@@ -174,6 +175,8 @@ SMALLEST = {
     "benchmarks.league.REPLIES": 2,
     "benchmarks.league.SETTINGS": {"tasks_per_step": 1},
     "benchmarks.league.VERSIONS": [0, 1],
+    "benchmarks.learning.PASS_TASKS": 2,
+    "benchmarks.learning.TASKS": 2,
     "benchmarks.learning.PASSES": [1, 2],
     "benchmarks.games.EPISODES": 1,
     "benchmarks.gate.RECORD": 2,
@@ -209,8 +212,9 @@ SMALLEST = {
 }
 """Sizes of experiments that are no options, as these commands have them."""
 LAST = {
-    "pettingllms.cli.train": "--max-steps 1 --tasks-per-step 1 --num-generations 2 --eval-tasks 1",
-    "pettingllms.cli.evaluate": "--limit 12",
+    "pettingllms.cli.train": "--max-steps 1 --tasks-per-step 1 --num-generations 2 --eval-tasks 1 "
+    "--max-completion-length 24",
+    "pettingllms.cli.evaluate": "--max-completion-length 24",
     "pettingllms.cli.view": "",
 }
 """Words that end the commands of the package which experiments start."""
@@ -259,15 +263,11 @@ def quoted() -> list[Quoted]:
     return sorted(commands, key=lambda c: (c.module, c.first, sorted(c.options)))
 
 
-MARKED = {
-    "benchmarks": LONGER,
-    "reasoning": BESIDE_REASONING_GYM,
-    "games": WITH_GAMES,
-    "real": WITH_SMOLLM2,
-    "ray": ON_RAY,
-}
-"""The marker under which commands run -> the commands."""
-KNOWN = [read(c) for commands in (RUN, [FROZEN], *MARKED.values()) for c in commands]
+KNOWN = [
+    read(command)
+    for commands in (RUN, [FROZEN], LONGER, BESIDE_REASONING_GYM, WITH_GAMES, WITH_SMOLLM2, ON_RAY)
+    for command in commands
+]
 
 
 def test_pages_quote_commands() -> None:
@@ -298,12 +298,16 @@ def test_quoted_commands_run_with_their_smallest_settings(tmp_path: Path) -> Non
     assert _failures(RUN, tmp_path) == {}
 
 
+# Marks are spelled out: without importing it, `conftest.py` reads here under which marks this file has tests.
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "commands",
     [
-        pytest.param(commands, id=marker, marks=getattr(pytest.mark, marker))
-        for marker, commands in MARKED.items()
+        pytest.param(LONGER, id="benchmarks", marks=pytest.mark.benchmarks),
+        pytest.param(BESIDE_REASONING_GYM, id="reasoning", marks=pytest.mark.reasoning),
+        pytest.param(WITH_GAMES, id="games", marks=pytest.mark.games),
+        pytest.param(WITH_SMOLLM2, id="real", marks=pytest.mark.real),
+        pytest.param(ON_RAY, id="ray", marks=pytest.mark.ray),
     ],
 )
 def test_marked_commands_run_with_their_smallest_settings(
