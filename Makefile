@@ -86,9 +86,9 @@ test-games: ## Run the tests that need TextArena and PettingZoo's classic games
 
 test-ray: ## Run the tests of workers and learners on Ray, which they kill and stop
 	@$(SETUP) ray
-	$(PYTEST) -m ray $(ARGS)
+	$(PYTEST) -m "ray and not real" $(ARGS)
 
-test-real: ## Run the tests on SmolLM2, a pretrained model of 135M parameters (the one with vLLM: make test-vllm)
+test-real: ## Run the tests on SmolLM2, a pretrained model of 135M parameters (with workers on Ray, too; the one with vLLM: make test-vllm)
 	@$(SETUP) ray
 	$(PYTEST) -m "real and not vllm" $(ARGS)
 

@@ -38,6 +38,7 @@ GRIDS: Mapping[str, Sequence[float]] = {PLAIN: RATES, BOTH: RATES, FINDER: RATES
 """Arm -> its rates. At the highest one `hindsight` unlearns the finder's part, too."""
 TUNING, SEEDS = 12, (13, 14, 15)
 """None of them is a seed of `benchmarks.reading`, where the rates of the grid come from."""
+MODEL = reading.MODEL
 TOKENS = 10_000
 SETTINGS: Mapping[str, Any] = {**reading.SETTINGS, "max_steps": None, "max_tokens": TOKENS}
 FIRST = 10
@@ -58,7 +59,7 @@ def trainer_of(cell: Cell) -> ATGRPO:
     changes = {"method": method, "learning_rate": cell.rate, "seed": cell.seed}
     config = resolve(ATGRPOConfig(env="read", **{**SETTINGS, **changes}), env)
     policies = load_policies(
-        model_path(reading.MODEL),
+        model_path(MODEL),
         parse_policies(config.policies, roles_of(env)),
         dtype=config.dtype,
         lora_r=config.lora_r,

@@ -110,6 +110,7 @@ LONGER = [
     "search_team",
     "agentrl --out made/agentrl.json",
     "method_rates --out made/method_rates.json",
+    "hindsight_training --out made/hindsight_training.json",  # on the embedded model
     "paper debate --tokens 1 --seeds 0 --tasks 2",
 ]
 """Commands that take more than a few seconds: `make test-benchmarks`."""
@@ -121,13 +122,12 @@ WITH_GAMES = [
     "games --only textarena:TicTacToe-v0 pettingzoo:classic/rps_v2",
     "priming.games",
     """self_play --game kuhn tictactoe --seeds 0 --set '{"max_steps": 1, "tasks_per_step": 1}'""",
-    "league --minutes 1 --out made/league.json",
+    "league --minutes 0.1 --out made/league.json",
 ]
 """Commands that need TextArena or PettingZoo's classic games: `make test-games`."""
 WITH_SMOLLM2 = [
     "prompts --replies 1 --envs math --kinds small --out made/prompts.json",
     "hindsight --envs read --tasks 1 --out made/hindsight.json",
-    "hindsight_training --out made/hindsight_training.json",
     "sweet --tasks 3 --out made/sweet.json",
 ]
 """Commands that load a pretrained model: `make test-real`."""
@@ -141,7 +141,11 @@ SMALLEST = {
     "benchmarks.airl.EPISODES": 2,
     "benchmarks.airl.RATES": [0.002],
     "benchmarks.agentrl.SEEDS": [41],
-    "benchmarks.agentrl.SETTINGS": {"tasks_per_step": 2, "num_generations": 2},
+    "benchmarks.agentrl.SETTINGS": {
+        "tasks_per_step": 2,
+        "num_generations": 2,
+        "max_completion_length": 8,
+    },
     "benchmarks.agentrl.TEST_TASKS": 2,
     "benchmarks.agentrl.TOKENS": 1,
     "benchmarks.agentrl.UPDATES": 1,
@@ -160,6 +164,7 @@ SMALLEST = {
     "benchmarks.judged.TASKS": 2,
     "benchmarks.judged.TOKENS": 1,
     "benchmarks.hindsight_training.GRIDS": {arm: [0.001] for arm in HINDSIGHT_ARMS},
+    "benchmarks.hindsight_training.MODEL": "embedded",
     "benchmarks.hindsight_training.SEEDS": [13],
     "benchmarks.hindsight_training.SETTINGS": {"tasks_per_step": 1, "num_generations": 2},
     "benchmarks.hindsight_training.TEST_TASKS": 2,
@@ -206,15 +211,17 @@ SMALLEST = {
     "benchmarks.self_play.MATCHES": 2,
     "benchmarks.step.RATES": [0.002],
     "benchmarks.step.SEEDS": [51],
-    "benchmarks.sweet.HELD_OUT": 2,
+    "benchmarks.sweet.HELD_OUT": 1,
+    "benchmarks.sweet.PAIRS": 1,
+    "benchmarks.sweet.SETTINGS": {"dtype": "float32"},  # bfloat16 is slow on many processors
     "benchmarks.trust.TASKS": 30,
     "benchmarks.warm.START_TOKENS": 1,
 }
 """Sizes of experiments that are no options, as these commands have them."""
 LAST = {
     "pettingllms.cli.train": "--max-steps 1 --tasks-per-step 1 --num-generations 2 --eval-tasks 1 "
-    "--max-completion-length 24",
-    "pettingllms.cli.evaluate": "--max-completion-length 24",
+    "--max-completion-length 8",
+    "pettingllms.cli.evaluate": "--max-completion-length 8",
     "pettingllms.cli.view": "",
 }
 """Words that end the commands of the package which experiments start."""
