@@ -104,8 +104,7 @@ class Gated(Wrapper):
         said = [(*w[:2], a.token_ids[:-1]) for w, a in zip(waiting, replies, strict=True)]
         rows = {text: row for row, text in enumerate(dict.fromkeys([*said, *waiting]))}
         texts = [(p, [prompt, prompt + ids]) for p, prompt, ids in rows]
-        features = self.critics.features(policies, texts)
-        q = self.critics.values(len(rows), features).tolist()
+        q = self.critics.values(len(rows), self.critics.features(policies, texts)).tolist()
         return [q[rows[text]] - q[rows[wait]] for text, wait in zip(said, waiting, strict=True)]
 
     def prompt_ids(self, role: str, text: str) -> tuple[int, ...]:
@@ -122,8 +121,7 @@ class Gated(Wrapper):
         while unsettled and len(unsettled[0][1]) < self.replies:
             asked = [self._again(*decision, settings["max_new_tokens"]) for decision in unsettled]
             replies = [reply for [reply] in self._policies.sample(asked, n, **settings)]
-            requests = [request for request, _ in unsettled]
-            advantages = self.advantages(self._policies, requests, replies)
+            advantages = self.advantages(self._policies, [r for r, _ in unsettled], replies)
             for (_, tried), reply, advantage in zip(unsettled, replies, advantages, strict=True):
                 tried.append((reply, advantage))
             unsettled = [decision for decision in unsettled if decision[1][-1][1] < self.threshold]
