@@ -48,7 +48,7 @@ def process_of(node: Any, name: str) -> int:
 
 
 def test_a_node_lost_with_all_workers_and_learners_changes_no_bit(cluster, joined):
-    lost = cluster.add_node(num_cpus=4)
+    lost = cluster.add_node(num_cpus=3)
     raylet = process_of(lost, "raylet")
     there: list[int] = []
 
@@ -58,11 +58,11 @@ def test_a_node_lost_with_all_workers_and_learners_changes_no_bit(cluster, joine
         cluster.remove_node(lost, allow_graceful=False)
 
     def replaced() -> None:
-        cluster.add_node(num_cpus=3)
+        cluster.add_node(num_cpus=2)
         threading.Thread(target=removed).start()
 
     steps = iter((lambda: None, replaced, lambda: None))
-    settings: dict[str, Any] = {"env": "coding", "tasks_per_step": 2}
+    settings: dict[str, Any] = {"env": "coding", "policies": "shared", "tasks_per_step": 2}
     disturbed = run(joined, 2, lambda _: next(steps)(), workers=2, **settings)
     assert disturbed == run(None, 2, **settings)
     assert len(there) > 4
