@@ -88,7 +88,7 @@ test-ray: ## Run the tests of workers and learners on Ray, which they kill and s
 	@$(SETUP) ray
 	$(PYTEST) -m "ray and not real" $(ARGS)
 
-test-real: ## Run the tests on SmolLM2, a pretrained model of 135M parameters (with workers on Ray, too; the one with vLLM: make test-vllm)
+test-real: ## Run the tests on SmolLM2, a pretrained model of 135M parameters (also on Ray; the one with vLLM: make test-vllm)
 	@$(SETUP) ray
 	$(PYTEST) -m "real and not vllm" $(ARGS)
 

@@ -46,7 +46,7 @@ from pettingllms.trainers.config import ATGRPOConfig
 RESULTS = Path(__file__).parent / "results" / "airl.json"
 TOKENS, TASKS, VALIDATION_TASKS = 100_000, 300, 100
 EPISODES = 200
-"""What the solver plays for `ma_airl`."""
+"""Those of the solver that `ma_airl` learns from."""
 TUNING, SEEDS = 30, (31, 32, 33)
 RATES = (1e-3, 2e-3, 4e-3)
 ARMS = ("at_grpo", "ma_airl")

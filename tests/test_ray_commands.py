@@ -19,18 +19,8 @@ from tests.processes import alive, descendants, eventually
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 TRAIN = (
-    *(
-        "--env",
-        "coding",
-        "--policies",
-        "shared",
-        "--max-steps",
-        "2",
-        "--eval-steps",
-        "0",
-        "--save-steps",
-        "1",
-    ),
+    *("--env", "coding", "--policies", "shared"),
+    *("--max-steps", "2", "--eval-steps", "0", "--save-steps", "1"),
     *("--tasks-per-step", "2", "--tasks-per-shard", "1", "--eval-tasks", "1"),
 )
 
