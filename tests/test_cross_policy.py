@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.scale import run
 from pettingllms.errors import ConfigError, NonFiniteError, SandboxUnavailable
 from pettingllms.methods.agentrl import AgentRl
 from pettingllms.policies.loading import load_policies
@@ -170,18 +168,3 @@ def test_where_weights_cannot_be_exchanged_it_is_refused_before_a_model_is_loade
 ) -> None:
     with pytest.raises(ConfigError, match="stale needs sampler transformers and max_staleness 0"):
         plan_run(ATGRPOConfig(**{**SETTINGS, **changes}))
-
-
-@pytest.fixture(scope="module")
-def ray() -> Iterator[Any]:
-    from pettingllms.distributed.cluster import connected
-
-    with connected(resolve(ATGRPOConfig(workers=2))) as module:
-        yield module
-
-
-@pytest.mark.ray
-@pytest.mark.timeout(600)
-def test_workers_change_no_bit(ray: Any, model: Path) -> None:
-    settings = {**SETTINGS, "model": str(model), "policies": "shared", "tasks_per_shard": 1}
-    assert run(ray, 4, workers=2, **settings) == run(None, 4, **settings)

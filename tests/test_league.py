@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 import torch
 from pettingzoo import AECEnv
 
-from benchmarks.scale import run
 from pettingllms.errors import ConfigError, NonFiniteError
 from pettingllms.methods.league import League, Version, won_by
 from pettingllms.policies.loading import load_policies
@@ -287,19 +285,3 @@ def test_what_is_no_league_is_refused_before_a_model_is_loaded(
 def test_a_game_that_turns_out_to_share_rewards_is_refused(model: Path) -> None:
     with pytest.raises(ConfigError, match="share rewards"):
         trainer_of(model, sharing).train_step()
-
-
-@pytest.fixture(scope="module")
-def ray() -> Iterator[Any]:
-    from pettingllms.distributed.cluster import connected
-
-    with connected(resolve(ATGRPOConfig(workers=2))) as module:
-        yield module
-
-
-@pytest.mark.ray
-@pytest.mark.timeout(600)
-def test_workers_change_no_bit(ray: Any, model: Path) -> None:
-    settings = {**SETTINGS, "model": str(model), "lora_r": 4, "device": "cpu", "warmup_steps": 0}
-    settings |= {"tasks_per_shard": 1, "method_args": VERSIONED}
-    assert run(ray, 4, workers=2, **settings) == run(None, 4, **settings)

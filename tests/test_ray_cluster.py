@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +18,7 @@ from benchmarks.scale import actors, nodes, run
 from pettingllms.errors import ConfigError
 from pettingllms.runs import read_config
 from pettingllms.session import run_training as train
+from tests.forks import Fork
 from tests.processes import alive, descendants, eventually
 from tests.test_ray_commands import command, files, until
 from tests.tiny_lm import save_tiny
@@ -91,28 +90,22 @@ def test_a_learner_that_cannot_start_is_reported_before_anything_is_evaluated(
     assert eventually(lambda: not actors("RolloutWorker", "Learner"))
 
 
+def joining(waits: float) -> Any:
+    """The command with a worker of a cluster that it waits for."""
+    from pettingllms.cli.train import main
+    from pettingllms.distributed import cluster
+
+    cluster.ANSWER_SECONDS = waits
+    return main(["--workers", "1", "--ray-address", "auto"])
+
+
 def refused(tmp_path: Path, address: str, waits: float = 60.0, **variables: str) -> str:
-    """The one line that the command writes after these seconds of waiting, and a start on a busy machine."""
-    program = (
-        "import sys\n"
-        "from pettingllms.cli.train import main\n"
-        "from pettingllms.distributed import cluster\n"
-        f"cluster.ANSWER_SECONDS = {waits}\n"
-        "sys.exit(main())"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, "--workers", "1", "--ray-address", "auto"],
-        env=os.environ | {"RAY_ADDRESS": address} | variables,
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 2, done.stdout
+    """The one line that the command writes after these seconds of waiting."""
+    with Fork(joining, waits, folder=tmp_path, RAY_ADDRESS=address, **variables) as process:
+        output, _ = process.communicate(timeout=240)
+    assert process.returncode == 2, output
     assert not (tmp_path / "runs").exists()
-    (line,) = done.stdout.strip().splitlines()
+    (line,) = output.strip().splitlines()
     return line
 
 

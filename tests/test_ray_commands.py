@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
+import importlib
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.forks import Fork
 from tests.processes import alive, descendants, eventually
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
@@ -22,24 +21,19 @@ TRAIN = (
     *("--env", "coding", "--policies", "shared"),
     *("--max-steps", "2", "--eval-steps", "0", "--save-steps", "1"),
     *("--tasks-per-step", "2", "--tasks-per-shard", "1", "--eval-tasks", "1"),
+    *("--max-completion-length", "16"),
 )
 
 
-@contextlib.contextmanager
-def command(name: str, *words: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
+def run(name: str, *words: str) -> Any:
+    """Runs a command of the package."""
+    return importlib.import_module(f"pettingllms.cli.{name}").main(words)
+
+
+def command(name: str, *words: str, folder: Path) -> Fork:
     """A command with a temporary folder of its own, which ends at the latest with the block."""
-    with subprocess.Popen(
-        [sys.executable, "-m", f"pettingllms.cli.{name}", *words],
-        env=os.environ | {"TMPDIR": str(folder)},
-        cwd=folder,  # not in a checkout, whose revision results name
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+    # Not in a checkout, whose revision results name.
+    return Fork(run, name, *words, folder=folder, TMPDIR=str(folder))
 
 
 def finished(name: str, *words: str, folder: Path) -> str:
@@ -49,7 +43,7 @@ def finished(name: str, *words: str, folder: Path) -> str:
     return output
 
 
-def until(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
+def until(condition: Callable[[], object], process: Fork) -> None:
     """Waits as long as the process runs: a busy machine takes minutes to import everything."""
     while not eventually(condition):
         assert process.poll() is None, process.communicate()[0]

@@ -12,6 +12,7 @@ import pytest
 from benchmarks.scale import actors, run
 from pettingllms.runs import RunFolder, checkpoints
 from pettingllms.trainers.at_grpo import ATGRPO
+from tests import test_cross_policy, test_league
 from tests.processes import eventually
 from tests.tiny_lm import save_tiny, save_tiny_llama
 
@@ -35,7 +36,7 @@ def hit(actor: str, number: signal.Signals) -> None:
     ("workers", "settings"),
     [
         (
-            2,
+            1,
             {
                 "env": "coding",
                 "method": "rae",
@@ -45,7 +46,7 @@ def hit(actor: str, number: signal.Signals) -> None:
             },
         ),
         (
-            2,
+            1,
             {
                 "env": "plan_path",
                 "policy_settings": {"planner": {"full": True}},
@@ -54,7 +55,7 @@ def hit(actor: str, number: signal.Signals) -> None:
         ),
         (3, {"env": "math", "policies": "shared", "method": "grpo", "beta": 0.01}),
         (1, {"env": "math", "policies": "shared", "method": "hindsight"}),
-        (2, {"env": "tests.listening_program:relay_env", "method": "look_ahead"}),
+        (1, {"env": "tests.listening_program:relay_env", "method": "look_ahead"}),
         (1, {"env": "tests.listening_program:chat_env", "method": "look_ahead"}),
     ],
     ids=[
@@ -70,6 +71,21 @@ def test_workers_change_no_bit(ray, workers, settings):
     assert run(ray, workers=workers, **settings) == run(None, **settings)
 
 
+@pytest.mark.parametrize(
+    ("workers", "settings"),
+    [
+        (1, {**test_league.SETTINGS, "method_args": test_league.VERSIONED, "warmup_steps": 0}),
+        (2, {**test_cross_policy.SETTINGS, "policies": "shared"}),
+    ],
+    ids=["league", "cross-policy"],
+)
+def test_earlier_weights_that_a_method_keeps_are_those_of_one_process(
+    ray, models, workers, settings
+):
+    settings = {**settings, "model": models["model"], "lora_r": 4, "device": "cpu"}
+    assert run(ray, 4, workers=workers, **settings) == run(None, 4, **settings)
+
+
 def test_a_worker_plays_the_first_step_while_learners_start_and_each_step_once(ray, monkeypatch):
     from pettingllms.distributed.fleet import Fleet
 
@@ -80,9 +96,10 @@ def test_a_worker_plays_the_first_step_while_learners_start_and_each_step_once(r
         return submit(fleet, *job, **options)
 
     monkeypatch.setattr(Fleet, "submit", noting)
-    result = run(ray, 2, lambda _: before.append(len(jobs)), workers=1, env="coding")
+    settings = {"env": "coding", "policies": "shared"}
+    result = run(ray, 2, lambda _: before.append(len(jobs)), workers=1, **settings)
     assert before == [3, 3, 6]  # SMALL has three shards a step
-    assert result == run(None, 2, env="coding")
+    assert result == run(None, 2, **settings)
 
 
 def test_killed_workers_and_learners_change_no_bit(ray):
@@ -96,10 +113,7 @@ def test_killed_workers_and_learners_change_no_bit(ray):
             case 2:
                 hit("RolloutWorker", signal.SIGKILL)
 
-    settings: dict[str, Any] = {
-        "env": "coding",
-        "tasks_per_step": 2,
-    }
+    settings: dict[str, Any] = {"env": "coding", "tasks_per_step": 2}
     disturbed = run(ray, 3, before, workers=2, **settings)
     assert disturbed == run(None, 3, **settings)
     assert eventually(lambda: not actors("RolloutWorker", "Learner"))
@@ -123,7 +137,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_a_full_model_is_divided_between_ranks_and_survives_the_loss_of_one(ray, models):
     settings: dict[str, Any] = {**models, "train_roles": "reader"}
-    ranks: dict[str, Any] = {"workers": 2, "pools": {"reader": {"ranks": 2}}}
+    ranks: dict[str, Any] = {"workers": 1, "pools": {"reader": {"ranks": 2}}}
     kept: list[checkpoints.TrainerState] = []
 
     def keep(trainer: ATGRPO) -> None:

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.forks import Fork
+
 ROOT = Path(__file__).parents[1]
 TUTORIALS = sorted((ROOT / "tutorials").glob("[0-9]*.py"))
+
+
+def run(path: str) -> None:
+    """Runs a file as `python path`."""
+    sys.argv = [path]
+    sys.path[0] = str(Path(path).parent)
+    runpy.run_path(path, run_name="__main__")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # each takes less than a minute on two idle cores
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 def test_a_tutorial_runs_and_says_something(path: Path, tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, str(path)], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.strip()
+    with Fork(run, str(path), folder=tmp_path) as process:
+        output, _ = process.communicate()
+    assert process.returncode == 0, output[-2000:]
+    assert output.strip()
 
 
 def test_tutorials_are_numbered_without_gaps() -> None:

@@ -279,7 +279,7 @@ def test_an_evaluation_on_engines_plays_each_line_up_with_its_weights(ray, model
 
     pools = json.dumps({"workers": HALVES, "engines": HALVES})
     options = {"vllm": json.dumps(OPTIONS), "worker_timeout": TIMEOUT, "pools": pools}
-    rows_by_team = played(sampler="vllm", workers=2, **options)
+    rows_by_team = played(sampler="vllm", workers=1, **options)
     expected = played(sampler="transformers")
     assert rows_by_team.keys() == expected.keys() == {"base", "adapters"}
     for title, rows_ in expected.items():
