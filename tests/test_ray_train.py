@@ -96,7 +96,7 @@ def test_a_worker_plays_the_first_step_while_learners_start_and_each_step_once(r
         return submit(fleet, *job, **options)
 
     monkeypatch.setattr(Fleet, "submit", noting)
-    settings = {"env": "coding", "policies": "shared"}
+    settings: dict[str, Any] = {"env": "coding", "policies": "shared"}
     result = run(ray, 2, lambda _: before.append(len(jobs)), workers=1, **settings)
     assert before == [3, 3, 6]  # SMALL has three shards a step
     assert result == run(None, 2, **settings)
