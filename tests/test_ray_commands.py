@@ -68,7 +68,7 @@ def test_a_killed_run_leaves_nothing_and_resumes_to_the_same_bytes(tmp_path, sho
     shm = set(Path("/dev/shm").iterdir())
     finished("train", *TRAIN, "--output-dir", str(tmp_path / "one"), folder=short)
     run = tmp_path / "two"
-    options = (*TRAIN, "--output-dir", str(run), "--workers", "2")
+    options = (*TRAIN, "--output-dir", str(run), "--workers", "1")
     with command("train", *options, folder=short) as process:
         until(lambda: list(run.glob("checkpoints/step-*")), process)
         started = descendants(process.pid)
