@@ -1,4 +1,4 @@
-"""Runs functions in forks of a process that has loaded torch and its companions, which takes seconds each time."""
+"""Runs functions in forks of one process that has loaded torch and its companions: loading takes seconds."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ _forks.set_forkserver_preload(
 
 
 class Fork:
-    """A fork that runs a function, as a `subprocess.Popen` whose output is one text; `kill` ends it at the latest.
+    """Runs a function in a fork; used like `subprocess.Popen`, with both output streams in one text.
+
+    Leaving the `with` block kills it.
 
     Args:
-        function: of a module; what it returns is the exit status.
+        function: of a module; its return value is the exit status.
         arguments: of the function.
-        folder: the current one.
-        environment: variables to set.
+        folder: its working directory.
+        environment: variables to set, beside those of this process.
     """
 
     def __init__(
@@ -39,8 +41,10 @@ class Fork:
         handle, name = tempfile.mkstemp()
         os.close(handle)
         self._written = Path(name)
-        given = (function, arguments, folder, {**os.environ, **environment}, name)
-        self._process = _forks.Process(target=_run, args=given)
+        variables = {**os.environ, **environment}
+        self._process = _forks.Process(
+            target=_run, args=(function, arguments, folder, variables, name)
+        )
         self._process.start()
         assert self._process.pid
         self.pid = self._process.pid
@@ -53,7 +57,7 @@ class Fork:
         return self._process.exitcode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, None]:
-        """What it wrote, once it has ended, and nothing in place of standard error."""
+        """Waits for its end; returns what it wrote, and None in place of standard error."""
         self._process.join(timeout)
         if self._process.exitcode is None:
             raise TimeoutError(f"{self._process} has not ended after {timeout} seconds")
@@ -89,4 +93,4 @@ def _run(
     try:
         sys.exit(function(*arguments))
     finally:
-        atexit._run_exitfuncs()  # a process of multiprocessing ends without
+        atexit._run_exitfuncs()  # multiprocessing ends a process without them

@@ -294,7 +294,7 @@ def test_a_quarter_of_a_megabyte_of_anything_is_read_in_linear_time(piece, ends)
     for function in (None, "f"):
         tests = parse_tests(text, function)
         assert isinstance(tests, ParseError) or len(tests) <= MAX_TESTS
-    assert time.process_time() - started < 2.5
+    assert time.process_time() - started < 5
 
 
 def test_what_stands_before_a_fence_is_bounded():

@@ -90,8 +90,8 @@ def test_a_learner_that_cannot_start_is_reported_before_anything_is_evaluated(
     assert eventually(lambda: not actors("RolloutWorker", "Learner"))
 
 
-def joining(waits: float) -> Any:
-    """The command with a worker of a cluster that it waits for."""
+def join_cluster(waits: float) -> Any:
+    """Runs the command, which waits these seconds for the cluster to answer."""
     from pettingllms.cli.train import main
     from pettingllms.distributed import cluster
 
@@ -100,8 +100,8 @@ def joining(waits: float) -> Any:
 
 
 def refused(tmp_path: Path, address: str, waits: float = 60.0, **variables: str) -> str:
-    """The one line that the command writes after these seconds of waiting."""
-    with Fork(joining, waits, folder=tmp_path, RAY_ADDRESS=address, **variables) as process:
+    """The one line that the command writes when the cluster does not answer, or does not fit."""
+    with Fork(join_cluster, waits, folder=tmp_path, RAY_ADDRESS=address, **variables) as process:
         output, _ = process.communicate(timeout=240)
     assert process.returncode == 2, output
     assert not (tmp_path / "runs").exists()

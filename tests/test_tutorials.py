@@ -17,7 +17,7 @@ TUTORIALS = sorted((ROOT / "tutorials").glob("[0-9]*.py"))
 
 
 def run(path: str) -> bool:
-    """Runs a file as `python path`; whether it was silent, warnings apart."""
+    """Runs a file as `python path`; returns whether it printed nothing (warnings do not count)."""
     sys.argv = [path]
     sys.path[0] = str(Path(path).parent)
     with redirect_stdout(io.StringIO()) as said:
