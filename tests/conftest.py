@@ -17,6 +17,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Ray gives its workers the lowest priority but four: beside anything else that computes, they do not start
 # for minutes.
 os.environ.setdefault("RAY_worker_niceness", "0")
+# Each engine of vLLM would run a C++ compiler for ten seconds, for functions that it also has in Python.
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
 import hypothesis
 import pytest

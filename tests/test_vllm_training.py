@@ -14,6 +14,7 @@ from tests.vllm_policies import OPTIONS, save_model
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 torch.set_num_threads(1)
+SMALL = {"tasks_per_step": 2, "num_generations": 4, "eval_tasks": 1}
 GAP = "sampling/sampling_logp_difference"
 
 
@@ -70,21 +71,21 @@ def test_a_run_on_vllm_learns_what_a_run_on_transformers_learns(model_dir, tmp_p
 
 
 def test_at_learning_rate_zero_the_mismatch_stays_flat_and_the_weights_too(model_dir, tmp_path):
-    config = settings(model_dir, tmp_path / "run", "vllm", learning_rate=0.0, eval_tasks=1)
+    config = settings(model_dir, tmp_path / "run", "vllm", learning_rate=0.0, max_steps=3, **SMALL)
     rows = steps_of(train(config).folder)
     for policy in ("writer", "reader"):
         means = [row[f"{policy}/{GAP}/mean"] for row in rows]
-        assert len(means) == 5
+        assert len(means) == 3
         assert max(means) < 1e-5
         assert max(means) < 3 * min(means)
         assert max(abs(row[f"{policy}/sampling/kl"]) for row in rows) < 1e-9
 
 
 def test_a_resumed_run_on_vllm_samples_what_an_uninterrupted_one_does(model_dir, tmp_path):
-    short = {"max_steps": 4, "save_steps": 2, "eval_tasks": 1}
+    short = {"max_steps": 2, "save_steps": 1, **SMALL}
     whole = train(settings(model_dir, tmp_path / "whole", "vllm", **short)).folder
     cut = settings(model_dir, tmp_path / "cut", "vllm", **short)
-    stopped = train(cut, stop=lambda: len(list(steps_so_far(tmp_path / "cut"))) >= 2)
+    stopped = train(cut, stop=lambda: len(list(steps_so_far(tmp_path / "cut"))) >= 1)
     assert not stopped.finished
     resumed = train(resume=tmp_path / "cut").folder
     replies = [
@@ -118,10 +119,10 @@ def test_an_engine_that_fails_to_take_new_weights_loses_no_finished_step(
         publish(self, policy, version)
 
     monkeypatch.setattr(vllm.VllmEngine, "publish", fail_at_the_end_of_step_two)
-    config = settings(model_dir, tmp_path / "run", "vllm", eval_tasks=1)
+    config = settings(model_dir, tmp_path / "run", "vllm", max_steps=3, **SMALL)
     with pytest.raises(SamplerUnavailable, match=r"the state after step 2 is saved in .*000002"):
         train(config)
     assert ("writer", 2) in calls
     monkeypatch.undo()
     assert train(resume=tmp_path / "run").finished
-    assert [row["step"] for row in steps_of(tmp_path / "run")] == [1, 2, 3, 4, 5]
+    assert [row["step"] for row in steps_of(tmp_path / "run")] == [1, 2, 3]
