@@ -220,7 +220,7 @@ SMALLEST = {
 """Sizes of experiments that are no options, as these commands have them."""
 LAST = {
     "pettingllms.cli.train": "--max-steps 1 --tasks-per-step 1 --num-generations 2 --eval-tasks 1 "
-    "--max-completion-length 8",
+    "--max-completion-length 8 --no-compare-roles",
     "pettingllms.cli.evaluate": "--max-completion-length 8",
     "pettingllms.cli.view": "",
 }

@@ -78,7 +78,8 @@ def settings(run: Path, **changes: Any) -> ATGRPOConfig:
         "max_completion_length": 8,
         "learning_rate": 1e-3,
         "warmup_steps": 0,
-        "eval_tasks": 1,
+        "eval_steps": 0,
+        "compare_roles": False,
         "output_dir": str(run),
     }
     return ATGRPOConfig(**values | changes)
