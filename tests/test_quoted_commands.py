@@ -187,6 +187,7 @@ SMALLEST = {
     "benchmarks.gate.RECORD": 2,
     "benchmarks.priming.games.POOL": {"KuhnPoker-v1": 20, "TicTacToe-v0": 20},
     "benchmarks.priming.games.STEPS": {"KuhnPoker-v1": 1, "TicTacToe-v0": 1},
+    "benchmarks.priming.prime.EXAMPLES": 4000,
     "benchmarks.priming.prime.PHASES": [{"steps": 1}],
     "benchmarks.priming.crew.PHASES": [{"steps": 2}],
     "benchmarks.priming.duet.PHASE": {"steps": 2},

@@ -37,6 +37,8 @@ CHAT_TEMPLATE = (
 # one unit, so that most are one token.
 UNITS = r"\n?```[a-z]*\n?| ?[a-j]\d+(?:=\d+)?(?![A-Za-z\d])| \{[1-9]+\}| ?-?\d+| ?[A-Za-z_]+|\n| ?[^\sA-Za-z0-9_`]+|\s|`"
 VOCABULARY = 1792
+EXAMPLES = 40_000
+"""Demonstrations from which a vocabulary is made."""
 
 
 class Phase(NamedTuple):
@@ -84,7 +86,7 @@ def build_tokenizer(
     rng = random.Random(seed)
 
     def corpus() -> Iterator[str]:
-        for _ in range(40_000):
+        for _ in range(EXAMPLES):
             example = draw(rng, 0.3)
             yield f"user\n{example.prompt}"
             yield f"assistant\n{example.reply}"
