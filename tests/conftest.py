@@ -17,7 +17,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Ray gives its workers the lowest priority but four: beside anything else that computes, they do not start
 # for minutes.
 os.environ.setdefault("RAY_worker_niceness", "0")
-# Each engine of vLLM would run a C++ compiler for ten seconds, for functions that it also has in Python.
+# Each vLLM engine would spend ten seconds on compiling C++ for functions that it also has in Python. The test of
+# `pettingllms-serve` with vLLM leaves that on, as users have it.
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
 import hypothesis

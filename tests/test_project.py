@@ -258,14 +258,19 @@ def test_setup_does_not_clear_a_folder_that_is_no_environment(tmp_path: Path) ->
     assert (tmp_path / "thesis.txt").exists()
 
 
-def installations(tmp_path: Path, uv_fails: bool = False, **variables: str) -> list[str]:
+def installations(
+    tmp_path: Path, uv_fails: bool = False, pip_config: str = "", **variables: str
+) -> list[str]:
     """What the set-up has installed, in an environment that only writes it down."""
     log, folder = tmp_path / "asked", tmp_path / "venv" / "bin"
     folder.mkdir(parents=True)
     for name in ("python", "uv"):
         program = folder / name
         failed = int(uv_fails and name == "uv")
-        program.write_text(f'#!/bin/sh\necho "{name} $@" >>{log}\nexit {failed}\n')
+        program.write_text(
+            f'#!/bin/sh\necho "{name} $@" >>{log}\n'
+            f'case "$*" in *"config list") echo "{pip_config}";; esac\nexit {failed}\n'
+        )
         program.chmod(0o755)
     done = run_setup(tmp_path, **variables)
     assert done.returncode == 0, done.stderr
@@ -287,6 +292,19 @@ def test_setup_asks_pip_for_what_uv_cannot_install(tmp_path: Path) -> None:
     assert [line.split(" -c ")[1] for line in rest[::2]] == [
         line.split(" -c ")[1] for line in rest[1::2]
     ]
+
+
+@pytest.mark.parametrize(
+    ("pip_config", "given"),
+    [
+        ("global.index-url='https://mirror.org/simple'", True),
+        (":env:.index-url='https://mirror.org/simple'", True),
+        ("global.extra-index-url='https://mirror.org/simple'", False),
+    ],
+)
+def test_setup_gives_uv_the_index_of_pip(tmp_path: Path, pip_config: str, given: bool) -> None:
+    _, *rest = installations(tmp_path, pip_config=pip_config)
+    assert all(("--default-index https://mirror.org/simple -c" in line) is given for line in rest)
 
 
 def test_setup_takes_torch_alone_from_the_index_it_is_given(tmp_path: Path) -> None:

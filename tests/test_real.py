@@ -57,9 +57,10 @@ def folder() -> Path:
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory) -> Path:
-    """A run of two steps that was stopped after the first and resumed."""
+    """A run of two steps, evaluated, that was stopped after the first and resumed."""
     run = tmp_path_factory.mktemp("runs") / "stopped"
-    train(settings(run), stop=lambda: (run / "trajectories.jsonl").exists())
+    evaluated = {"eval_steps": None, "eval_tasks": 1, "compare_roles": True}
+    train(settings(run, **evaluated), stop=lambda: (run / "trajectories.jsonl").exists())
     assert not (run / "summary.json").exists()
     train(resume=run)
     return run

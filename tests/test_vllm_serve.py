@@ -18,7 +18,8 @@ torch.set_num_threads(1)
 ROLES = {"writer": "writer", "reader": "reader"}
 
 
-def test_each_role_answers_with_its_own_adapter_and_the_base_not_at_all(tmp_path):
+def test_each_role_answers_with_its_own_adapter_and_the_base_not_at_all(tmp_path, monkeypatch):
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE")  # as users have it
     run = trained(tmp_path, "tests.asked_env:env")
     policies = load_policies(run.parent / "model", ROLES, adapters=run / "adapters")
     options = ("--vllm.kv_cache_memory_bytes", str(1 << 28))
