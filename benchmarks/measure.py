@@ -13,7 +13,7 @@ import json
 import statistics
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -184,15 +184,37 @@ class Products(TorchDispatchMode):
         self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Runs the operation."""
+        tensors = [a for a in args if torch.is_tensor(a)]
         if operation.overloadpacket in PRODUCTS:
-            tensors = [a for a in args if torch.is_tensor(a)]
-            key = (operation, *((tuple(a.shape), a.stride(), a.dtype) for a in tensors))
-            self.calls[key] += 1
-            places = self.places[key]
-            places += [set() for _ in tensors[len(places) :]]
-            for seen, tensor in zip(places, tensors, strict=True):
-                seen.add(tensor.data_ptr())
+            self._count(operation, tensors)
+        elif "scaled_dot_product" in str(operation):
+            for product in _of_attention(tensors, "backward" in str(operation)):
+                self._count(torch.ops.aten.bmm.default, product)
         return operation(*args, **(kwargs or {}))
+
+    def _count(self, operation: Any, tensors: Sequence[torch.Tensor]) -> None:
+        key = (operation, *((tuple(a.shape), a.stride(), a.dtype) for a in tensors))
+        self.calls[key] += 1
+        places = self.places[key]
+        places += [set() for _ in tensors[len(places) :]]
+        for seen, tensor in zip(places, tensors, strict=True):
+            seen.add(tensor.data_ptr())
+
+
+def _of_attention(
+    tensors: Sequence[torch.Tensor], backward: bool
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Products of the shapes that a fused kernel of attention computes: two, and of its backward pass five."""
+    if backward:  # behind the gradient of its output
+        tensors = tensors[1:]
+    query, key, value = (states.flatten(0, 1) for states in tensors[:3])
+    scores = query.new_empty(len(query), query.shape[1], key.shape[1])
+    forward = [(query, key.mT), (scores, value)]
+    if not backward:
+        return forward
+    # The scores again; gradients of the weights, then of the values, the queries, and the keys.
+    back = [(query, value.mT), (scores.mT, query), (scores, key), (scores.mT, query)]
+    return [forward[0], *back]
 
 
 def product_seconds(run: Callable[[], object], device: str) -> float:
@@ -200,7 +222,7 @@ def product_seconds(run: Callable[[], object], device: str) -> float:
 
     It is a bound on what the run can gain without computing less. An argument that was at several
     places in memory, such as the weights of 30 layers, is at as many here: a product of the same
-    tensors again and again would find them in a cache. Attention's fused kernels do not count.
+    tensors again and again would find them in a cache. Of attention's fused kernels, the products inside count.
     """
     with Products() as products:
         run()

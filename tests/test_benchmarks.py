@@ -7,9 +7,11 @@ import json
 import re
 
 import pytest
+import torch
 
 from benchmarks import boards, habits, learning, sandbox, tables
 from benchmarks.evidence import PASS_TASKS, PASSES
+from benchmarks.measure import Products
 from benchmarks.priming import prime
 from pettingllms.cli import train
 from pettingllms.envs import ENVIRONMENTS, make
@@ -222,6 +224,16 @@ def test_a_checkpoint_without_habits_is_trained_with_the_settings_of_the_embedde
     assert config.env_args == dict(make(env).embedded) | {
         name: list(value) for name, value in make(env).embedded.items() if type(value) is tuple
     }
+
+
+def test_the_products_inside_fused_attention_count():
+    query, key, value = (torch.randn(1, 2, tokens, 16).requires_grad_() for tokens in (5, 7, 7))
+    with Products() as products:
+        torch.nn.functional.scaled_dot_product_attention(query, key, value).sum().backward()
+    shapes = [(left[0], right[0]) for _, left, right in products.calls.elements()]
+    # Scores and results; then the scores again, and two gradients of either.
+    assert len(shapes) == 7
+    assert {rows * inner * columns for (_, rows, inner), (_, _, columns) in shapes} == {5 * 7 * 16}
 
 
 def test_the_speed_benchmarks_run_with_their_smallest_settings():

@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import starmap
 
 from pettingllms.data.asserts import Test
 from pettingllms.sandbox import Case, RunResult
@@ -80,12 +81,7 @@ def run_tests(
             [[verdicts[number]]] = run([_JUDGE], [judging[number]])
     by_values = dict(zip(distinct, verdicts, strict=True))
     return [
-        [
-            _verdict(result, passed, test)
-            for result, passed, test in zip(
-                row, _passed(by_values[args], len(tests)), tests, strict=True
-            )
-        ]
+        list(starmap(_verdict, zip(row, _passed(by_values[args], len(tests)), tests, strict=True)))
         for row, args in zip(rows, judged, strict=True)
     ]
 

@@ -379,11 +379,7 @@ def _reward(env: raw_env, run: ProgramRun, roles: Sequence[str]) -> dict[str, An
         team = _number(env, result.get("team", 0.0))
         solved = result.get("success", None if "team" not in result else team >= 1)
         return paid | {"team": team, "success": solved, "roles": by_role}
-    what = (
-        f"with {sorted(map(str, unknown))[0]!r}"
-        if isinstance(result, Mapping)
-        else f"{result!r:.80}"
-    )
+    what = f"with {min(map(str, unknown))!r}" if isinstance(result, Mapping) else f"{result!r:.80}"
     raise ConfigError(
         f"{env} returned {what}; a reward is a number, or a mapping of team, success, and "
         f"{', '.join(roles)} to numbers"

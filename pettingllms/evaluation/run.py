@@ -31,13 +31,7 @@ from pettingllms.evaluation import report
 from pettingllms.evaluation.chunks import EPISODES_AT_ONCE, Sampling
 from pettingllms.evaluation.compare import Comparison, gain_in, paired, together
 from pettingllms.evaluation.config import SHARED, EvalConfig
-from pettingllms.evaluation.ensembles import (
-    ROUTED,
-    VOTE,
-    plan_with,
-    with_members,
-    write_routes,
-)
+from pettingllms.evaluation.ensembles import ROUTED, VOTE, plan_with, with_members, write_routes
 from pettingllms.evaluation.folder import EvalFolder, digest, write_file
 from pettingllms.evaluation.gate import with_gate
 from pettingllms.evaluation.playing import playing
@@ -57,11 +51,7 @@ from pettingllms.evaluation.scores import Evaluation, refusals, summarise
 from pettingllms.evaluation.step import CORRECTED, teacher_of
 from pettingllms.models import model_path, shipped
 from pettingllms.policies.roles import BASE, is_own, own_names, parse_policies
-from pettingllms.policies.sources import (
-    is_adapter,
-    is_folder,
-    located_adapters,
-)
+from pettingllms.policies.sources import is_adapter, is_folder, located_adapters
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.rollout.files import RESULTS, SETTINGS
 from pettingllms.rollout.trajectory import Trajectory, overlong_note
@@ -445,12 +435,7 @@ def _run(plan: EvalPlan, folder: EvalFolder | None, display: Display) -> EvalRes
 
     with playing(plan, None if folder is None else folder.path) as play:
         episodes = evaluate_lineups(
-            plan.teams,
-            plan.tasks,
-            plan.sampling,
-            play=play,
-            folder=folder,
-            on_progress=on_progress,
+            plan.teams, plan.tasks, plan.sampling, play=play, folder=folder, on_progress=on_progress
         )
     sampling, roles = plan.sampling, roles_of(plan.env)
     teams = {

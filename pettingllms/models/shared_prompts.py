@@ -448,23 +448,20 @@ class _Behind:
         scale: float,
     ) -> torch.Tensor:
         """Attention of the completions, `_BHTD`."""
-        own_BhTD = _take(key_NhD, self._index_BT)
-        key_BhSD = torch.cat([self._seen(key_UhPD), own_BhTD], 2)
-        own_BhTD = _take(value_NhD, self._index_BT)
-        value_BhSD = torch.cat([self._seen(value_UhPD), own_BhTD], 2)
         return _attend(
             _take(query_NHD, self._index_BT),
-            key_BhSD,
-            value_BhSD,
+            self._seen(key_UhPD, key_NhD),
+            self._seen(value_UhPD, value_NhD),
             self._mask(query_NHD.dtype),
             scale,
         )
 
-    def _seen(self, prompts_UhPD: torch.Tensor) -> torch.Tensor:
-        """The beginning of each completion's prompt."""
+    def _seen(self, prompts_UhPD: torch.Tensor, states_NhD: torch.Tensor) -> torch.Tensor:
+        """The beginning of each completion's prompt, then its own tokens."""
         if self._width < prompts_UhPD.shape[2]:
             prompts_UhPD = prompts_UhPD[:, :, : self._width]
-        return prompts_UhPD.index_select(0, self._owner_B)
+        prompts_BhPD = prompts_UhPD.index_select(0, self._owner_B)
+        return torch.cat([prompts_BhPD, _take(states_NhD, self._index_BT)], 2)
 
     def _mask(self, dtype: torch.dtype) -> torch.Tensor:
         """Mask added to the scores, `_B1TS`: -inf at the prompt's padding and at later tokens."""

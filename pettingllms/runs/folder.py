@@ -423,7 +423,7 @@ def _refuse_foreign(path: Path) -> None:
         raise RunFolderError(f"{path} cannot be used as a run folder: {error.strerror}") from error
     if inside and CONFIG not in inside:
         raise RunFolderError(
-            f"{path} is not empty and holds no run (it has {sorted(inside)[0]!r}); choose another "
+            f"{path} is not empty and holds no run (it has {min(inside)!r}); choose another "
             "--output-dir"
         )
 
