@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import platform
-import resource
 from pathlib import Path
 
 import pytest
@@ -154,13 +152,3 @@ def test_loading_asks_transformers_nothing_that_a_newer_one_warns_of(folder, mon
     # PEFT asks for the older name where an adapter is put in; a full model needs no PEFT.
     spec = ModelSpec(str(folder), model=model, tokenizer=tokenizer)
     load_policies(spec, {"coder": "a"}, full=True)
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
-def test_memory_that_an_update_frees_is_there_for_the_next(folder):
-    load_policies(str(folder), ROLES)
-    torch.ones(2**24)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    torch.ones(2**24)
-    pages = 4 * 2**24 / resource.getpagesize()
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < pages / 8

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import functools
 import importlib.util
 import logging
@@ -103,7 +101,6 @@ def load_base(
     Raises:
         ConfigError: it cannot be loaded.
     """
-    _keep_freed_memory()
     tokenizer = spec.tokenizer or _from_name(AutoTokenizer, spec)
     base = spec.model or _from_name(AutoModelForCausalLM, spec, dtype, device)
     if base.dtype != dtype and not quantized(base):
@@ -133,13 +130,6 @@ def load_base(
         # Last: its trial is of the model as it is used from here on, without dropout.
         share_prompts(base)
     return tokenizer, base
-
-
-def _keep_freed_memory() -> None:
-    """Has glibc keep for the next update what one frees; fetching pages again takes a tenth of its time."""
-    with contextlib.suppress(AttributeError, TypeError):  # another C library
-        for option in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
-            ctypes.CDLL(None).mallopt(option, 2**31 - 1)
 
 
 def quantized(model: PreTrainedModel) -> bool:
