@@ -208,7 +208,11 @@ def _of_attention(
     """Products of the shapes that a fused kernel of attention computes: two, and of its backward pass five."""
     if backward:  # behind the gradient of its output
         tensors = tensors[1:]
-    query, key, value = (states.flatten(0, 1) for states in tensors[:3])
+    heads = tensors[0].shape[1]  # of queries; several may share one of keys and values
+    query, key, value = (
+        states.repeat_interleave(heads // states.shape[1], 1).flatten(0, 1)
+        for states in tensors[:3]
+    )
     scores = query.new_empty(len(query), query.shape[1], key.shape[1])
     forward = [(query, key.mT), (scores, value)]
     if not backward:
