@@ -10,7 +10,8 @@ Prompts vary in length as they do in training; `--spread 0` makes them equal.
 Each runs twice: with the adapter beside the weights, and without, on plain or merged weights,
 which cost the same. vLLM takes part where it is installed; its cache of prompts is emptied before
 each round. `products` is the share of the sampler's time with the adapter that its matrix products take by themselves.
-With `--device cuda` the figures are tokens per second.
+With `--device cuda` the figures are tokens per second. `--alone` leaves out `generate` and vLLM, which take
+many times as long on a CPU.
 """
 
 from __future__ import annotations
@@ -58,12 +59,13 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--sizes", nargs="+", choices=SIZES, help="random models of these sizes")
     options.add_argument("--longest", type=int, help="log-normal lengths, cut here")
+    options.add_argument("--alone", action="store_true", help="measure only this project's sampler")
     arguments = options.parse_args()
     rows: list[dict[str, Any]] = []
     for size in arguments.sizes or [None]:
         with tempfile.TemporaryDirectory() as folder:
             policies, adapted = _model(arguments, size, Path(folder))
-            engines = _engines(arguments, policies) if installed() else {}
+            engines = _engines(arguments, policies) if installed() and not arguments.alone else {}
             prompts = random_texts(
                 arguments, adapted, arguments.prompts, arguments.prompt_tokens, seed=0
             )
@@ -138,7 +140,8 @@ def _row(
         contestants[f"sampler, {name}"] = partial(
             generator.generate, module, prompts, k, SamplingParams(longest), range(len(prompts))
         )
-        contestants[f"generate, {name}"] = partial(_generate, module, prompts, k, longest, ends)
+        if not options.alone:
+            contestants[f"generate, {name}"] = partial(_generate, module, prompts, k, longest, ends)
     for name, engine in engines.items():
         contestants[f"vllm, {name}"] = partial(_vllm, engine, prompts, k, length)
     seconds = alternate(contestants, options.rounds, options.device)
@@ -153,7 +156,7 @@ def _row(
         product_seconds(contestants["sampler, adapter"], options.device)
         / seconds["sampler, adapter"]
     )
-    if "vllm, plain" not in row:
+    if not engines and not options.alone:
         row |= {"vllm, plain": "not installed", "vllm, adapter": "not installed"}
     return row
 

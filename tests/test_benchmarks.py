@@ -11,7 +11,7 @@ import torch
 
 from benchmarks import boards, habits, learning, sandbox, tables
 from benchmarks.evidence import PASS_TASKS, PASSES
-from benchmarks.measure import Products
+from benchmarks.measure import Products, _of_attention
 from benchmarks.priming import prime
 from pettingllms.cli import train
 from pettingllms.envs import ENVIRONMENTS, make
@@ -234,6 +234,14 @@ def test_the_products_inside_fused_attention_count():
     # Scores and results; then the scores again, and two gradients of either.
     assert len(shapes) == 7
     assert {rows * inner * columns for (_, rows, inner), (_, _, columns) in shapes} == {5 * 7 * 16}
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_heads_of_queries_that_share_a_key_count_one_by_one(backward):
+    # As a GPU's kernel gets them; on a CPU PyTorch repeats the keys before.
+    tensors = [torch.randn(1, heads, tokens, 16) for heads, tokens in ((4, 5), (2, 7), (2, 7))]
+    for left, right in _of_attention([tensors[0]] * backward + tensors, backward):
+        assert left.shape[-1] * torch.bmm(left, right).numel() == 4 * 5 * 7 * 16
 
 
 def test_the_speed_benchmarks_run_with_their_smallest_settings():

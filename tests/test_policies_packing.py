@@ -321,6 +321,21 @@ def test_attention_by_plain_products_is_as_exact_as_the_fused_one(masked):
         torch.testing.assert_close(x, y, atol=1e-5, rtol=1e-4)
 
 
+def test_only_updates_in_bfloat16_of_short_rows_attend_by_plain_products():
+    def chosen(tokens: int, dtype: torch.dtype = torch.bfloat16, update: bool = True) -> bool:
+        query, key = (torch.zeros(1, 2, n, 4, dtype=dtype) for n in (tokens, 200 + tokens))
+        with pytest.MonkeyPatch.context() as patch:
+            taken: list[Any] = []
+            patch.setattr(shared_prompts, "_products", lambda *states: taken.append(states))
+            shared_prompts._attend(query.requires_grad_(update), key, key, None, 0.5)
+        return bool(taken)
+
+    assert chosen(60)
+    assert not chosen(60, torch.float32)
+    assert not chosen(60, update=False)
+    assert not chosen(200)  # no faster there, and more memory
+
+
 def test_gradient_checkpointing_changes_no_gradient():
     model = sharing_model()
     _, plain = by_sample(model, MIXED, 1000, packed=True)
