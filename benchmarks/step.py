@@ -192,17 +192,22 @@ def measured(
         ARMS[2]: imitated(policies, golden + corrected, mask=False),
         ARMS[3]: imitated(policies, golden + corrected),
     }
-    cells[f"corrected/{seed}"] = {
-        "episodes": len(corrected),
-        "kept": sum(bool(episode.success) for episode in corrected),
-        "corrections": sum(g.policy == SOLVER for e in corrected for g in e.groups),
-        "decisions": sum(len(e.groups) for e in corrected),
-    }
+    cells[f"corrected/{seed}"] = corrections(corrected)
     for arm, rows in data.items():
         for rate in rates[arm]:
             finish(arm, rate, rows)
     policies.close()
     return cells
+
+
+def corrections(episodes: Sequence[Trajectory]) -> dict[str, int]:
+    """How often the teacher took a decision over, and in how many episodes the team then succeeded."""
+    return {
+        "episodes": len(episodes),
+        "kept": sum(bool(episode.success) for episode in episodes),
+        "corrections": sum(group.policy == SOLVER for e in episodes for group in e.groups),
+        "decisions": sum(len(episode.groups) for episode in episodes),
+    }
 
 
 def best_rate(cells: Mapping[str, Any], arm: str, rates: Sequence[float], seed: int) -> float:
