@@ -8,7 +8,7 @@ and kept in `out/habits`:
 
 * `clean`, the checkpoint before the habits: what a team of `benchmarks.learning` wins back up to its success was in
   the base and seldom used; what it wins above it, training has taught.
-* `half`, primed for a third of the clean steps: what training adds to it is a skill that it had only half.
+* `half`, primed for a third of the clean steps: what training adds to it is a skill that it had only in part.
 
 Both play the test tasks of `benchmarks.learning`, and teams are trained from `half` with the settings of the
 embedded model. Writes `results/habits.json` after each environment, with the digests of both checkpoints; what is
@@ -39,7 +39,7 @@ HALF = 1800
 """Steps of priming of the checkpoint `half`."""
 HOW = ("sampled", "greedy")
 MISSING = "not measured"
-CLEAN, BEFORE, AFTER = "before the habits", "half primed", "half primed, then trained"
+CLEAN, BEFORE, AFTER = "before the habits", "a third primed", "a third primed, then trained"
 
 
 def checkpoints(out: Path) -> dict[str, Path]:

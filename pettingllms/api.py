@@ -88,7 +88,8 @@ def evaluate(
             those of `ATGRPOConfig` that `pettingllms-eval` has.
 
     Returns:
-        `success` (mean, low, high), the scores of every team, and all episodes.
+        `success` (mean, low, high; None where the environment reports none), the scores of every
+        team, and all episodes.
 
     Raises:
         ConfigError, UnknownNameError, DatasetError: settings that cannot be used.

@@ -47,8 +47,8 @@ class ATGRPOTrainer:
         env: a name or path, an environment, or a function or class that makes one. Default: that of
             `args`.
         args: the settings.
-        policies: `shared`, `per-role`, a mapping from roles to policies, or policies that
-            `load_policies` has made, in place of a model.
+        policies: `shared`, `per-role`, `per-agent`, a mapping from roles or agents to policies, or
+            policies that `load_policies` has made, in place of a model.
         method: a name or path, a class, or an instance.
         peft_config: rank, scale and targets of the adapters (default: all linear modules).
         processing_class: the tokenizer; default: the model's own.
@@ -146,8 +146,7 @@ class ATGRPOTrainer:
             unknown: is refused, with what it is called here.
 
         Raises:
-            RunFolderError: a folder that cannot be used; without `output_dir` every trainer has
-                its own.
+            RunFolderError: the run's folder cannot be used.
             NonFiniteError, SandboxUnavailable, SamplerUnavailable: the state after the last whole
                 step was saved.
         """

@@ -53,7 +53,7 @@ SAME = 1e-9
 class AtGrpo(Method):
     """K completions of one prompt are compared; the episode continues from one of them.
 
-        A = (r - mean r) / (std r + epsilon)     among equal (task, episode, role, turn, depth)
+        A = (r - mean r) / (std r + epsilon)     among equal (task, episode, role, turn, parent)
 
     The rollout shape `tree` samples the K completions, and `branch` chooses the one that the
     episode continues from (`pettingllms.rollout.shapes`).
@@ -68,7 +68,7 @@ class AtGrpo(Method):
     """Fields of `GroupKey`; candidates that agree in them share a baseline."""
 
     def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
-        """The reward above its group's mean, exactly 0 where a whole group earned the same.
+        """The reward above its group's mean, divided as `scale_rewards` says; 0 where all earned the same.
 
         Raises:
             GroupError: a prompt has one candidate, so its advantage would always be zero.

@@ -261,8 +261,8 @@ class Method:
 
         Returns:
             In the order of the groups and their candidates. A number counts for every token of the
-            completion; a tuple has one number for each. Candidates of a group whose advantages
-            are all 0 are left out of the loss.
+            completion; a tuple has one number for each. A group whose advantages are all 0 is left
+            out of the loss with `silent_groups="drop"`, else counted in its mean.
         """
         raise NotImplementedError
 
