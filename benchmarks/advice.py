@@ -28,9 +28,9 @@ from matplotlib import pyplot
 from benchmarks.cells import options_on, run_missing, write
 from benchmarks.evidence import Table
 from benchmarks.priming.duet import OUT
+from pettingllms.data.rows import digest
 from pettingllms.envs.duet_v0 import DuetState, best_decisions
 from pettingllms.envs.duet_v0 import raw_env as Duet
-from pettingllms.evaluation.folder import digest
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import parse_policies

@@ -23,7 +23,7 @@ from benchmarks.claims.cells import Cell, trainer_of
 from benchmarks.claims.experiments import AT_GRPO, SHORT, TUNING, Ground
 from benchmarks.evidence import Table, revision
 from benchmarks.options import Options
-from pettingllms.evaluation.folder import digest
+from pettingllms.data.rows import digest
 from pettingllms.rollout.episode import tasks_of_step
 from pettingllms.runs import versions
 from pettingllms.trainers.metrics import Clock

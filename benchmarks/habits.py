@@ -28,8 +28,8 @@ from benchmarks.evidence import Table, estimate, revision, shown
 from benchmarks.learning import HERE, SCORES, evaluate, timing, train, words_of
 from benchmarks.options import Options
 from benchmarks.priming import prime
+from pettingllms.data.rows import digest
 from pettingllms.envs.aec import creator_of
-from pettingllms.evaluation.folder import digest
 from pettingllms.runs import versions
 from pettingllms.trainers import presets
 

@@ -44,11 +44,11 @@ from benchmarks.evidence import (
 )
 from benchmarks.learning import HERE, curve, timing, train, words_of
 from benchmarks.options import Options
+from pettingllms.data.rows import digest
 from pettingllms.envs import make
 from pettingllms.envs.aec import creator_of
 from pettingllms.evaluation import held_out
 from pettingllms.evaluation.chunks import Sampling, chunks
-from pettingllms.evaluation.folder import digest
 from pettingllms.evaluation.report import as_text
 from pettingllms.evaluation.rollouts import roll_out
 from pettingllms.evaluation.scores import summarise

@@ -27,8 +27,8 @@ from benchmarks.priming.protocol import GOALS, OUT, WORDS_SAID
 from benchmarks.protocol_report import controls as controls
 from benchmarks.protocol_report import draw
 from benchmarks.protocol_report import table as table
+from pettingllms.data.rows import digest
 from pettingllms.envs import make
-from pettingllms.evaluation.folder import digest
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.runs import versions

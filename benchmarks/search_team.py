@@ -27,10 +27,10 @@ import torch
 from benchmarks.evidence import solved_digits
 from benchmarks.options import Options
 from benchmarks.search_report import draw
+from pettingllms.data.rows import digest
 from pettingllms.envs import make
 from pettingllms.evaluation import held_out
 from pettingllms.evaluation.chunks import Sampling, chunks
-from pettingllms.evaluation.folder import digest
 from pettingllms.evaluation.rollouts import roll_out
 from pettingllms.models import SEARCH
 from pettingllms.policies.loading import load_policies

@@ -13,12 +13,13 @@ from pettingllms.envs.base import Outcome
 from pettingllms.errors import ConfigError, NonFiniteError, SandboxUnavailable, StaleSamplerError
 from pettingllms.policies.loading import load_policies
 from pettingllms.rollout.episode import tasks_of_step
-from pettingllms.rollout.trajectory import in_order
+from pettingllms.rollout.trajectory import Trajectory, in_order
 from pettingllms.trainers.at_grpo import ATGRPO, last_step
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.losses import PolicyBatch, policy_batches
 from pettingllms.trainers.metrics import Clock
-from pettingllms.types import Request, Sample
+from pettingllms.trainers.play import has_enough
+from pettingllms.types import Candidate, Completion, Group, GroupKey, Request, Sample, Task
 from tests import foreign_env
 from tests.graded_env import ALPHA, TURNS, GradedEnv, number_of
 from tests.tiny_lm import save_tiny
@@ -220,6 +221,27 @@ def test_dynamic_sampling_goes_on_until_every_policy_has_a_signal(model_dir, sil
     later.step = 1
     seeds = [trajectory.task.seed for trajectory in (*trajectories, *later.train_step()[0])]
     assert seeds == [*range(batches * count), *range(3 * count, (3 + batches) * count)]
+
+
+def test_dynamic_sampling_counts_what_the_method_compares():
+    def episode(number, late):
+        key = GroupKey("t:0", number, "writer_0", "writer", 0, 0, "")
+        paid = Candidate(Completion((1,), (2,), (), "x", False, 0), 0.0, 0.0, 0.0, True)
+        group = Group(key, "writer", "?", (1,), (paid,), late_reward=late)
+        return Trajectory.of(Task("t:0", 0), number, [group], early={}, cooperative=False)
+
+    later = [episode(number, late) for number, late in enumerate((0.0, 1.0))]
+    assert has_enough(later, ("writer",), 1, whole=True)
+    assert not has_enough(later, ("writer",), 1)
+    assert not has_enough([*later[:1]] * 2, ("writer",), 1, whole=True)
+
+
+@pytest.mark.slow
+def test_dynamic_sampling_waits_for_no_signal_that_a_method_does_not_need(model_dir):
+    env = GradedEnv(silent="reader_0")
+    trainer = a_trainer(model_dir, env, method="rae", max_num_gen_batches=3)
+    trajectories, _ = trainer.train_step()
+    assert len({trajectory.task.id for trajectory in trajectories}) == trainer.config.tasks_per_step
 
 
 def test_dynamic_sampling_does_not_go_with_playing_ahead():
@@ -555,6 +577,20 @@ def test_the_learning_rate_follows_the_schedule(model_dir):
     trainer = a_trainer(model_dir, lr_scheduler_type="linear", warmup_steps=2, max_steps=4)
     rates = [trainer.train_step()[1]["writer/learning_rate"] for _ in range(4)]
     assert rates == pytest.approx([0.005, 0.01, 0.005, 0.0])
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "polynomial", "constant_with_warmup"])
+def test_a_warmup_as_long_as_the_training_is_one(model_dir, schedule):
+    trainer = a_trainer(model_dir, lr_scheduler_type=schedule, warmup_steps=2, max_steps=2)
+    rates = [trainer.train_step()[1]["writer/learning_rate"] for _ in range(2)]
+    assert rates == pytest.approx([0.005, 0.01])
+
+
+def test_with_a_budget_of_tokens_the_warmup_is_one_of_steps(model_dir):
+    budget = {"max_steps": 1000, "max_tokens": 1500, "warmup_steps": 4}
+    trainer = a_trainer(model_dir, lr_scheduler_type="constant_with_warmup", **budget)
+    rates = [trainer.train_step()[1]["writer/learning_rate"] for _ in range(5)]
+    assert rates == pytest.approx([0.0025, 0.005, 0.0075, 0.01, 0.01])
 
 
 def test_a_policy_without_signal_keeps_its_weights_while_its_learning_rate_falls(model_dir):

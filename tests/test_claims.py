@@ -16,7 +16,7 @@ from benchmarks import tables
 from benchmarks.claims import __main__ as command
 from benchmarks.claims import cells, difference, experiments, groupings, report, statistics
 from benchmarks.claims.experiments import ARMS, EXPERIMENTS, MORE, SEEDS, SHORT, TUNING
-from pettingllms.evaluation.folder import digest
+from pettingllms.data.rows import digest
 from pettingllms.statistics import holm
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.types import GroupKey

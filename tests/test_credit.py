@@ -18,12 +18,14 @@ from pettingllms.envs.records import Outcome
 from pettingllms.errors import ConfigError, GroupError
 from pettingllms.methods.counterfactual import outcome_without, shapley
 from pettingllms.rollout.shapes import SHAPES, Episodes
-from pettingllms.rollout.trajectory import Trajectory, Without, in_order
+from pettingllms.rollout.trajectory import Overlong, Trajectory, Without, in_order
 from pettingllms.session import plan_run
 from pettingllms.trainers.config import ATGRPOConfig, resolve
+from pettingllms.trainers.fitting import check_method
+from pettingllms.trainers.method import solved
 from pettingllms.trainers.metrics import rollout_metrics
 from pettingllms.types import Group, Task
-from tests import letters_env, tic_tac_toe_env
+from tests import letters_env, tic_tac_toe_env, toy_env
 from tests.test_estimators_golden import by_episode, cases, decision, made, played
 from tests.test_forest import TASKS, Counted, Numbered, play
 
@@ -431,3 +433,22 @@ def test_a_run_learns_from_copies_and_counts_them(tmp_path: Path) -> None:
     assert step["num_tokens"] == recorded + copies
     advantages = [c["advantage"] for r in rows for d in r["decisions"] for c in d["candidates"]]
     assert None not in advantages
+
+
+def test_a_first_prompt_without_room_is_no_success():
+    config = resolve(ATGRPOConfig(method="max_rl"))
+    overlong = Overlong("writer_0", 9000, 8000)
+    for cut in (overlong, None):
+        episode = Trajectory.of(Task("t:0", 0), 0, [], early={}, cooperative=True, overlong=cut)
+        if cut:
+            assert not solved(episode, config)
+        else:
+            with pytest.raises(ConfigError, match="does not say whether a task"):
+                solved(episode, config)
+
+
+@pytest.mark.parametrize("shape", ["fork_on_first", "round_robin", "full"])
+def test_shared_rewards_are_refused_where_forks_begin_in_the_middle_of_a_round(shape):
+    config = resolve(ATGRPOConfig(method="cory", method_args={"shape": shape}, num_generations=2))
+    with pytest.raises(ConfigError, match="takes shape episodes, tree"):
+        check_method(config, toy_env.env(), {"guesser": "guesser", "checker": "checker"})

@@ -189,6 +189,20 @@ def test_rows_without_any_split_are_divided_by_checksum_where_that_is_asked_for(
         assert {checksum_split(question) for question in asked(dataset)} == {split}
 
 
+def test_texts_that_are_one_task_are_in_one_split(tmp_path):
+    twins = [
+        {"question": question, "answer": str(2 * n + 7)}
+        for n in range(60)
+        for question in (f"What is ${n}+{n + 7}$?", f"What is {n} + {n + 7}?")
+    ]
+    file = write(tmp_path / "mine.jsonl", *twins)
+    parts = [load_problems(f"{file}?divide", split).records for split in ("train", "val", "test")]
+    assert sum(map(len, parts)) == 60
+    write(tmp_path / "lent" / "train.jsonl", *twins)
+    lent = [load_problems(tmp_path / "lent", split).records for split in ("train", "val")]
+    assert sum(map(len, lent)) == 60
+
+
 def test_a_split_that_is_not_there_says_what_is(tmp_path):
     file = write(tmp_path / "test.jsonl", *questions(3))
     with pytest.raises(

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from pettingllms.data.rows import digest
 from pettingllms.errors import RunFolderError
 from pettingllms.evaluation.folder import (
     EvalFolder,
-    digest,
     read_trajectories,
     revision,
     write_file,

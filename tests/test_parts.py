@@ -14,9 +14,9 @@ from benchmarks.priming import RECIPES, SOURCES, draw, prime
 from pettingllms.assembly import make_env
 from pettingllms.cli import evaluate, train
 from pettingllms.contrib.sharing.writing import share
+from pettingllms.data.rows import digest
 from pettingllms.envs import make
 from pettingllms.errors import PettingLLMsError
-from pettingllms.evaluation.folder import digest
 from pettingllms.models import PARTS
 from pettingllms.policies.sources import check_model
 from pettingllms.runs.folder import read_config

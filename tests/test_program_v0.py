@@ -16,10 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from openai import OpenAI
+from openai import AsyncOpenAI, OpenAI
 
 import pettingllms as pl
 from pettingllms.envs import check_env
@@ -312,7 +313,93 @@ def test_overlapping_calls_of_a_program_that_was_said_to_have_none_are_an_error(
         played(begun(), "a", "b", "c")
 
 
+def equal(task: int, base_url: str) -> float:
+    async def main() -> list[str]:
+        client = AsyncOpenAI(base_url=base_url, api_key="local", timeout=60)
+        messages: Any = user("?")
+        calls = [client.chat.completions.create(model="writer", messages=messages) for _ in "123"]
+        return [str(reply.choices[0].message.content) for reply in await asyncio.gather(*calls)]
+
+    return float(asked(base_url, "reader", user(",".join(asyncio.run(main()))))["content"])
+
+
+def test_equal_calls_at_the_same_time_have_the_order_of_their_connections() -> None:
+    for seed in range(6):
+        env = started(equal, seed=seed)
+        for reply in "abc":
+            env = env.branch([reply, f"{reply}!"])[seed % 2]
+        texts = {copy.text_for("reader_0") for copy in env.branch(["1", "2"])} | {
+            env.text_for("reader_0")
+        }
+        assert texts <= {"a,b,c", "a!,b!,c!", ""}
+        assert [copy.rewards["reader_0"] for copy in env.branch(["1", "2"])] == [1.0, 2.0]
+
+
+def test_the_time_of_a_replay_is_counted_from_call_to_call() -> None:
+    def slow(task: int, base_url: str) -> float:
+        for _ in range(4):
+            asked(base_url, "writer", user("?"))
+            time.sleep(0.3)
+        return 1.0
+
+    env = played(started(slow, seconds=0.8), "a", "b", "c")
+    for copy in env.branch(["d", "e"]):
+        assert copy.rewards["writer_0"] == 1.0
+
+
+def test_a_program_that_changes_its_task_changes_it_for_itself(tmp_path: Path) -> None:
+    def solve(task: Any, base_url: str) -> float:
+        asked(base_url, "writer", user(f"{task.pop('question')} {task['seen']}"))
+        task["seen"].append(1)
+        return 1.0
+
+    file = tmp_path / "tasks.jsonl"
+    file.write_text(json.dumps({"question": "?", "seen": []}))
+    env = program_env(solve, dataset=file)
+    for _ in range(2):
+        env.reset(seed=0)
+        assert env.text_for("writer_0") == "? []"
+        env.step("x")
+
+
 # Failures
+
+
+def unreachable(task: int) -> None:
+    def solve() -> None:
+        client: Any = OpenAI(base_url="http://127.0.0.1:1/v1", api_key="local", max_retries=0)
+        client.chat.completions.create(model="writer", messages=user("?"))
+
+    solve()
+
+
+def test_numbers_of_numpy_are_rewards() -> None:
+    for result, team in ((np.int64(1), 1.0), (np.float32(0.5), 0.5), (np.True_, 1.0)):
+
+        def solve(task: int, base_url: str, result: Any = result) -> Any:
+            asked(base_url, "writer", user("?"))
+            return result
+
+        assert played(started(solve), "x").infos["writer_0"]["team_reward"] == team
+
+
+def test_a_failure_while_roles_are_looked_for_says_what_to_name(caplog: Any) -> None:
+    def solve(task: int, base_url: str) -> float:
+        plan = asked(base_url, "writer", user("plan"))["content"].split()[0]
+        return float(asked(base_url, "reader", user(plan))["content"])
+
+    env = program_env(solve)
+    assert "asked writer and ended with IndexError" in caplog.text
+    env.reset(seed=0)
+    with pytest.raises(ConfigError, match=r"no role 'reader' .*--env-args.roles"):
+        env.step("x")
+
+    def waits(task: int, base_url: str) -> None:
+        asked(base_url, "writer", user("plan"))
+        threading.Event().wait(0.5)
+
+    with pytest.raises(ConfigError, match="asked writer, and then: neither"):
+        program_env(waits, seconds=0.1)
 
 
 def test_what_fails_before_any_reply_is_an_error_with_the_programs_traceback() -> None:
@@ -323,6 +410,10 @@ def test_what_fails_before_any_reply_is_an_error_with_the_programs_traceback() -
         started(broken)
     with pytest.raises(ConfigError, match="does its client use base_url"):
         started(lambda task: 1.0)
+    with pytest.raises(ConfigError, match="the function yields"):
+        started(lambda task: (yield))
+    with pytest.raises(ConfigError, match=r"in solve\n.*client.chat"):
+        started(unreachable)
     with pytest.raises(ConfigError, match="asks no model"):
         started(lambda task: [threading.Event().wait(0.02) for _ in range(99)], seconds=0.05)
 
@@ -359,9 +450,11 @@ def test_a_loop_that_swallows_every_error_is_truncated() -> None:
     [
         ("well", "a reward is a number, or a mapping"),
         (None, "returned None"),
-        ({"teem": 1.0}, "with 'teem'"),
+        ({"teem": 1.0}, "an entry 'teem'"),
         (float("nan"), "finite number"),
         ({"team": "1"}, "finite number"),
+        (10**400, "finite number"),
+        ({"team": 1.0, "success": "no"}, "success 'no'; it is true or false"),
     ],
 )
 def test_what_is_no_reward_is_refused(result: Any, why: str) -> None:

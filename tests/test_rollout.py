@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
@@ -421,6 +422,17 @@ def test_late_rewards_of_one_decision_add_up() -> None:
     [trajectory] = play(Paying(), Recording(lambda *_: "x"), RolloutShape(), TASKS[:1])
     assert [group.late_reward for group in trajectory.groups] == [5.0, 0.0, 0.0]
     assert trajectory.returns["a_1"] == 6.0
+
+
+def test_what_a_reply_pays_the_others_is_a_mean_over_the_replies_as_well() -> None:
+    """An outcome that is certain is worth the same, whichever reply the episode continued from."""
+    numbers = itertools.count()
+    replies = Recording(lambda *_: f"{next(numbers)}")
+    [trajectory] = play(Paying(), replies, AHEAD, TASKS[:1])
+    first, second, _ = trajectory.groups
+    assert len({candidate.completion.text for candidate in second.candidates}) > 1
+    worth = [candidate.later and candidate.later.reward for candidate in first.candidates]
+    assert worth == [5.0] * AHEAD.width  # 2 by the second player's move, 3 by the third's
 
 
 def test_a_late_reward_of_ones_own_is_part_of_what_followed() -> None:

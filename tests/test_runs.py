@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -192,3 +193,11 @@ def test_every_row_is_json_that_any_reader_knows(value: object) -> None:
         raise AssertionError(name)
 
     json.loads(json.dumps(plain(value), allow_nan=False), parse_constant=refuse)
+
+
+def test_a_setting_that_is_unset_where_its_default_is_not_comes_back_unset(tmp_path):
+    bounds: dict[str, Any] = {"vllm_importance_sampling_clip_max": None}
+    bounds |= {"model": "embedded", "vllm_importance_sampling_correction": True}
+    config = ATGRPOConfig(**bounds)
+    (tmp_path / "config.yaml").write_text(config_text(config))
+    assert read_config(tmp_path) == config

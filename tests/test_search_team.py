@@ -14,7 +14,7 @@ from benchmarks import search_report, search_team, tables
 from benchmarks.priming import copying, search
 from pettingllms.assembly import make_env
 from pettingllms.data import facts
-from pettingllms.evaluation.folder import digest
+from pettingllms.data.rows import digest
 from pettingllms.models import SEARCH
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
@@ -264,6 +265,44 @@ def test_a_killed_and_resumed_run_equals_an_undisturbed_one(whole: Summary, tmp_
     assert resumed.before == whole.before
     assert resumed.after == whole.after
     assert_equal_runs(run, whole.folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "then"), [(0, 2), (2, 0)])
+def test_evaluations_may_begin_or_end_where_a_run_is_resumed(
+    model: Path, tmp_path: Path, first: int, then: int
+) -> None:
+    run = tmp_path / "run"
+    train(settings(model, output_dir=str(run), eval_tasks=first, eval_steps=0, max_steps=1))
+    values = yaml.safe_load((run / "config.yaml").read_text()) | {
+        "eval_tasks": then,
+        "max_steps": 2,
+    }
+    (run / "config.yaml").write_text(yaml.safe_dump(values))
+    assert train(resume=run).finished
+    assert (run / "summary.md").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("named", ["dataset", "env_args"])
+def test_data_that_were_edited_are_those_of_another_run(tmp_path: Path, named: str) -> None:
+    data, run = tmp_path / "mine.jsonl", tmp_path / "run"
+    rows = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(40)]
+    data.write_text("\n".join(map(json.dumps, rows)))
+    asked: Any = f"{data}?divide" if named == "dataset" else {"dataset": f"{data}?divide"}
+    few: dict[str, Any] = {
+        "max_steps": 1,
+        "tasks_per_step": 2,
+        "num_generations": 2,
+        "eval_steps": 0,
+    }
+    few |= {"env": "math", named: asked, "max_completion_length": 4, "output_dir": str(run)}
+    train(ATGRPOConfig(**few))
+    values = yaml.safe_load((run / "config.yaml").read_text()) | {"max_steps": 2}
+    (run / "config.yaml").write_text(yaml.safe_dump(values))
+    data.write_text(data.read_text().replace("+ 1?", "+ 1 ?", 1).replace("What is 5", "What was 5"))
+    with pytest.raises(RunFolderError, match="the data of dataset are not what they were"):
+        train(resume=run)
 
 
 def stop_at_question(number: int) -> Callable[[], bool]:

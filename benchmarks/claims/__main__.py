@@ -39,7 +39,7 @@ from benchmarks.claims.experiments import (
 )
 from benchmarks.evidence import revision
 from benchmarks.options import Options, known
-from pettingllms.evaluation.folder import digest
+from pettingllms.data.rows import digest
 from pettingllms.runs import versions
 
 OUT = Path(__file__).parents[1] / "out" / "claims"

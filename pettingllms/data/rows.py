@@ -524,3 +524,26 @@ def _as_lines(rows: Any) -> str:
         # Dates and other values of a table are text, as in a file.
         lines.append(json.dumps(dict(row), default=str) + "\n")
     return "".join(lines)
+
+
+def digest(path: Path) -> str:
+    """Sixteen hex digits of a file, or of all files of a folder with their names."""
+    content = hashlib.sha256()
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    for file in files:
+        with file.open("rb") as data:
+            # The names count as well: the same bytes under another name are another model.
+            content.update(f"{file.relative_to(path)} ".encode())
+            content.update(hashlib.file_digest(data, "sha256").digest())
+    return content.hexdigest()[:16]
+
+
+def data_digests(dataset: str | None, env_args: Mapping[str, Any]) -> dict[str, str]:
+    """Digests of the files and folders of data that settings name, which may be edited under the same name."""
+    named = {"dataset": dataset, **env_args}
+    paths = {
+        name: Path(value.partition("?")[0]).expanduser()
+        for name, value in named.items()
+        if isinstance(value, str) and name.rpartition(".")[2] in ("dataset", "corpus")
+    }
+    return {name: digest(path) for name, path in paths.items() if path.exists()}

@@ -92,7 +92,9 @@ class ChatCall:
         if roles is not None and role not in roles:
             hint = did_you_mean(role, roles)
             raise NotServed(
-                404, f"no role {role!r}; {hint} A request's model is the role that replies"
+                404,
+                f"no role {role!r} ({hint}); a request's model is the role that replies, and "
+                "--env-args.roles names all roles",
             )
         request = {name: parameters[name] for name in _DECISION if name in parameters}
         request["messages"] = messages_of(request.get("messages"))
@@ -244,8 +246,8 @@ class Asked(Protocol):
     unserved: str
     """The latest path that was asked in vain; not every client shows the answer."""
 
-    def ask(self, body: Any, gone: Callable[[], bool]) -> dict[str, Any]:
-        """Waits for the reply to a request; `gone` says whether its client has left."""
+    def ask(self, body: Any, gone: Callable[[], bool], order: int) -> dict[str, Any]:
+        """Waits for the reply to a request; `gone` says whether its client has left, `order` when it connected."""
 
     @property
     def pay(self) -> Callable[..., None]:
@@ -271,6 +273,13 @@ class Front:
 class _FrontServer(ThreadingHTTPServer):
     request_queue_size = 1024
     daemon_threads = True
+    accepted = 0
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Numbers the connections: equal requests that come side by side differ in nothing else."""
+        connection, address = super().get_request()
+        self.accepted += 1
+        return connection, (*address, self.accepted)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Says nothing of clients that leave: a program may close its connections whenever it likes."""
@@ -329,16 +338,19 @@ class _Handler(BaseHTTPRequestHandler):
             run.pay(**_payment(body))
             return {}
         if (method, route) == ("POST", "responses"):
-            return response(run.ask(chat_body(body), lambda: _left(self.connection)))
+            return response(self._ask(run, chat_body(body)))
         if (method, route) != ("POST", "chat/completions"):
             run.unserved = f"{method} /{route} is not served here: POST /chat/completions and "
             run.unserved += "/responses are, GET /models, POST /pay"
             raise NotServed(404, run.unserved)
-        reply = run.ask(body, lambda: _left(self.connection))
+        reply = self._ask(run, body)
         asked: Mapping[str, Any] = body or {}
         if not asked.get("stream"):
             return reply
         return _events(reply, usage=bool((asked.get("stream_options") or {}).get("include_usage")))
+
+    def _ask(self, run: Asked, body: Any) -> dict[str, Any]:
+        return run.ask(body, lambda: _left(self.connection), self.client_address[-1])
 
     def _body(self) -> Any:
         length = self.headers.get("content-length", "")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import ctypes
 import hashlib
 import inspect
@@ -22,6 +23,7 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 import traceback
@@ -43,10 +45,11 @@ _LATE = 1.0
 """Seconds without a call after which a replay that waits elsewhere is taken to be another one."""
 _CURE = (
     "A tree runs the program again with the replies that it had: let it depend on its task, its seed, and "
-    "replies alone (no clock, no random state that threads share), or train on whole episodes, --method grpo, "
-    "which runs nothing twice"
+    "replies alone (no clock, no random state that threads share; threads that ask the same have to number what "
+    "they ask), or train on whole episodes, --method grpo, which runs nothing twice"
 )
 
+_LIBRARIES = tuple({path for name, path in sysconfig.get_paths().items() if "lib" in name})
 _fronts: dict[int, Front] = {}
 _opening = threading.Lock()
 
@@ -74,11 +77,13 @@ class Program:
 @dataclass(eq=False, slots=True)
 class _Waiting:
     call: ChatCall
-    number: int
-    """Of all calls, in the order in which they came."""
+    order: int
+    """Of its connection."""
     gone: Callable[[], bool]
     """Whether its client has left."""
     reply: str | None = None
+    number: int = 0
+    """Of equal calls, in the order of their replies."""
 
 
 class ProgramRun:
@@ -112,6 +117,8 @@ class ProgramRun:
         self._unread: list[_Waiting] = []
         self._refused: str | None = None
         self._waiting: list[_Waiting] = []
+        self._arrived: list[_Waiting] = []
+        """Calls of a replay that have a recorded reply, and wait for equal ones that come at the same time."""
         self.paid: list[dict[str, Any]] = []
         """Since the latest reply."""
         self.result: Any = None
@@ -124,7 +131,11 @@ class ProgramRun:
         self._cancel: Callable[[], object] | None = None
         self.base_url = _front().add(self)
         self._thread = threading.Thread(
-            target=self._thread_main, args=(task,), name="program", daemon=True
+            # Its own copy: a program that changes its task would change it for the next episode.
+            target=self._thread_main,
+            args=(copy.deepcopy(task),),
+            name="program",
+            daemon=True,
         )
         self._thread.start()
 
@@ -148,9 +159,13 @@ class ProgramRun:
                 self.result = self._script(task)
             else:
                 made = self._program.function(task, **self._arguments(self._program.function))
+                if inspect.isgenerator(made) or inspect.isasyncgen(made):
+                    raise TypeError(
+                        "the function yields, so that nothing of it ran; let it return its reward"
+                    )
                 self.result = asyncio.run(self._main(made)) if inspect.iscoroutine(made) else made
         except BaseException as error:  # noqa: BLE001 - also SystemExit: whatever it raises ends its episode
-            self.error, self.trace = error, "".join(traceback.format_exception(error, limit=-3))
+            self.error, self.trace = error, _traced(error)
 
     def _end(self) -> None:
         while not self.over:
@@ -199,7 +214,10 @@ class ProgramRun:
         try:
             return json.loads(line)
         except ValueError:
-            raise RuntimeError(f"its last line is its reward, as JSON; got {line[:80]!r}") from None
+            raise RuntimeError(
+                f"a script prints its reward as JSON in its last line; got {line[:80]!r} (a function of it is "
+                "program:FILE.py:NAME)"
+            ) from None
 
     def pay(
         self,
@@ -218,8 +236,13 @@ class ProgramRun:
 
     # In the front's threads.
 
-    def ask(self, body: Any, gone: Callable[[], bool]) -> dict[str, Any]:
+    def ask(self, body: Any, gone: Callable[[], bool], order: int) -> dict[str, Any]:
         """Waits for the reply to a request, and returns it in the form of OpenAI's API.
+
+        Args:
+            body: of the request.
+            gone: whether its client has left.
+            order: of its connection, by which equal requests are told apart.
 
         Raises:
             NotServed: the run is over, or it is no request that can be answered.
@@ -237,10 +260,12 @@ class ProgramRun:
                 if self._refusals > _MOST_REFUSALS:  # it swallows them
                     self._kill()
                 raise NotServed(410, "this episode is over")
-            waiting = self._again(call, gone) or self._new(call, gone)
+            waiting = self._again(call, gone) or self._new(call, gone, order)
             self._changed.notify_all()
             while waiting.reply is None and not (self._closed or self.over):
-                self._changed.wait()
+                arrived = waiting in self._arrived
+                if not self._changed.wait(self._program.settle if arrived else None) and arrived:
+                    self._tell(call.digest)
             if waiting.reply is None:
                 raise NotServed(410, "this episode is over")
         # Of the decision, not of how often it was asked: a replay has the same.
@@ -249,7 +274,7 @@ class ProgramRun:
 
     def _again(self, call: ChatCall, gone: Callable[[], bool]) -> _Waiting | None:
         """The decision that a client asks for once more, after a timeout of its own."""
-        for waiting in (*self._waiting, *self._unread):
+        for waiting in (*self._waiting, *self._arrived, *self._unread):
             if waiting.call.digest == call.digest and waiting.gone():
                 waiting.gone = gone
                 if waiting in self._unread:
@@ -257,16 +282,38 @@ class ProgramRun:
                 return waiting
         return None
 
-    def _new(self, call: ChatCall, gone: Callable[[], bool]) -> _Waiting:
-        # Numbered by content, because the order in which parallel calls come is the clock's.
-        waiting = _Waiting(call, self._times[call.digest], gone)
-        self._times[call.digest] += 1
+    def _new(self, call: ChatCall, gone: Callable[[], bool], order: int) -> _Waiting:
+        waiting = _Waiting(call, order, gone)
         self._last = time.monotonic()
-        for place, (told, reply) in enumerate(self._told):
-            if told.digest == call.digest:
-                waiting.reply = reply
-                del self._told[place]
-                return waiting
+        told = [told.digest for told, _ in self._told].count(call.digest)
+        if told:
+            self._arrived.append(waiting)
+            waits = [one.digest for one in self._expected].count(call.digest)
+            if told + waits == 1 or not self._program.settle:
+                self._tell(call.digest)
+            return waiting
+        return self._waits(waiting)
+
+    def _tell(self, digest: str) -> None:
+        """Gives equal calls that have come their recorded replies, in the order of their connections."""
+        equal = sorted((w for w in self._arrived if w.call.digest == digest), key=lambda w: w.order)
+        self._arrived = [w for w in self._arrived if w.call.digest != digest]
+        for waiting in equal:
+            place = next(
+                (n for n, (told, _) in enumerate(self._told) if told.digest == digest), None
+            )
+            if place is None:
+                self._waits(waiting)
+            else:
+                self._answer(waiting, self._told.pop(place)[1])
+        self._last = time.monotonic()
+        self._changed.notify_all()
+
+    def _answer(self, waiting: _Waiting, reply: str) -> None:
+        waiting.reply, waiting.number = reply, self._times[waiting.call.digest]
+        self._times[waiting.call.digest] += 1
+
+    def _waits(self, waiting: _Waiting) -> _Waiting:
         if self._waiting and not self._program.settle:
             self._refused = "it came while another one waits; settle=0.005 orders parallel calls"
         self._waiting.append(waiting)
@@ -282,9 +329,11 @@ class ProgramRun:
             ConfigError: a request was refused, or calls overlap where they must not.
             TimeoutError: neither a call nor an end within the time for it.
         """
-        end = time.monotonic() + self._program.seconds
+        began = time.monotonic()
         with self._changed:
             while not self._settled():
+                # From the latest call: a replay has many on its way.
+                end = max(began, self._last) + self._program.seconds
                 if (left := min(end, self._due()) - time.monotonic()) > 0:
                     self._changed.wait(left)
                 elif time.monotonic() >= end:
@@ -336,14 +385,14 @@ class ProgramRun:
         return [call for call in self._expected if here[call.digest] < 0]
 
     def reply(self, call: ChatCall, text: str) -> None:
-        """Answers the first of the equal calls that wait."""
+        """Answers the first of the equal calls that wait, by the order of their connections."""
         with self._changed:
-            waiting = next(
-                request for request in self._waiting if request.call.digest == call.digest
-            )
+            equal = [w for w in self._waiting if w.call.digest == call.digest]
+            waiting = min(equal, key=lambda w: w.order)
             self._waiting.remove(waiting)
             self.paid, self._expected = [], []
-            waiting.reply, self._last = text, time.monotonic()
+            self._answer(waiting, text)
+            self._last = time.monotonic()
             if waiting.gone():
                 self._unread.append(waiting)
             self._changed.notify_all()
@@ -372,3 +421,11 @@ class ProgramRun:
             if self._thread.is_alive() and (ident := self._thread.ident):
                 exception = ctypes.py_object(SystemExit)
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), exception)
+
+
+def _traced(error: BaseException) -> str:
+    """An error with the latest three places of the program itself, where the client's own would hide them."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if f.filename != __file__ and not f.filename.startswith(_LIBRARIES)]
+    shown = traceback.format_list(own[-3:] or frames[-3:])
+    return "".join([*shown, *traceback.format_exception_only(error)])

@@ -19,13 +19,14 @@ of it. The first reply to a state takes the run. Any other runs the program agai
 costs no tokens, and compares every request: programs that depend on more than their task, their seed, and replies are
 found out (`CloneError`). Tools run again, too: `replay=False` declares side effects, and then only whole episodes are trained.
 
-Calls that wait at the same time are decided in the order of the roles, then of their content.
+Calls that wait at the same time are decided in the order of the roles, then of their content, then of their connections.
 
 Version history: v0.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -37,8 +38,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from numbers import Real
 from pathlib import Path
 from typing import Any, ClassVar, Unpack
+
+import numpy as np
 
 from pettingllms.data.dataset import Kind, Schema, load_source
 from pettingllms.data.rows import Row, label
@@ -88,6 +92,7 @@ load_rows = partial(load_source, TASKS)
 
 _MOST_CALLS_SEEN = 64
 """Of the first task, played with empty replies to see which roles there are."""
+_NUMBERS = (Real, np.bool_)
 _COUNTING = threading.Lock()  # not of each environment, which is pickled
 _log = logging.getLogger(__name__)
 
@@ -212,22 +217,28 @@ class raw_env(TextEnv):
                 seen.append(run.waiting[0].role)
                 run.reply(run.waiting[0], "")
         except TimeoutError as error:
+            asked = ", ".join(seen) or "nobody"
             raise ConfigError(
-                f"{self}: {error}; name its roles: --env-args.roles coder,tester"
+                f"{self}, run with empty replies to see its roles, asked {asked}, and then: {error}. If it works "
+                "with other replies, name all roles, such as --env-args.roles coder,tester"
             ) from error
         finally:
             run.close()
         if not seen:
-            raise self._silent(run)
+            raise self._silent(run, 0)
         roles = list(dict.fromkeys(seen))
-        _log.info("%s asks %s; --env-args.roles names others", self, ", ".join(roles))
+        if run.error is not None:
+            why = f"{type(run.error).__name__}: {run.error}"
+            text = "%s, run with empty replies to see its roles, asked %s and ended with %s; if there are more, name all: --env-args.roles"
+            _log.warning(text, self, ", ".join(roles), why)
         return roles
 
-    def _silent(self, run: ProgramRun) -> ConfigError:
+    def _silent(self, run: ProgramRun, seed: int) -> ConfigError:
+        task = f"{self} with task {seed % (self.num_tasks or seed + 1)}"
         if run.error is None:
-            return ConfigError(f"{self} ended and asked no model; does its client use base_url?")
+            return ConfigError(f"{task} ended and asked no model; does its client use base_url?")
         return ConfigError(
-            f"{self} failed before its first call: {run.unserved or run.error}\n{run.trace}"
+            f"{task} failed before its first call: {run.unserved or run.error}\n{run.trace}"
         )
 
     def _task(self, seed: int) -> Any:
@@ -282,7 +293,7 @@ class raw_env(TextEnv):
         except TimeoutError as error:
             raise ConfigError(f"{self} asks no model: {error}") from error
         if run.over:
-            raise self._silent(run)
+            raise self._silent(run, seed)
         return ProgramState(seed, waiting=self._order(run), run=_Waits(run))
 
     def _next_agent(self, state: ProgramState, agent: str | None) -> str:
@@ -307,15 +318,15 @@ class raw_env(TextEnv):
     def _act(self, state: ProgramState, agent: str, text: str) -> Outcome:
         call, *others = state.waiting
         replies = (*state.replies, (call, text))
-        run = self._run(state)
-        run.reply(call, text)
         try:
+            run = self._run(state)
+            run.reply(call, text)
             self._settle(run)
         except TimeoutError as error:
-            return self._ended(state, replies, run, f"hang: {error}")
+            return self._ended(state, replies, f"hang: {error}")
         if run.over and run.error is not None:
             why = f"{type(run.error).__name__}: {run.error}"
-            return self._ended(state, replies, run, run.unserved or why)
+            return self._ended(state, replies, run.unserved or why, run.trace)
         team, earned, success, unread = self._earned(run, role_of(agent), success=state.success)
         waiting = () if run.over else self._order(run, others)
         after = ProgramState(
@@ -326,11 +337,11 @@ class raw_env(TextEnv):
             after, team, local, success, done=run.over, parse_error=unread, others=earned
         )
 
-    def _ended(self, state: ProgramState, replies: Any, run: ProgramRun, why: str) -> Outcome:
+    def _ended(self, state: ProgramState, replies: Any, why: str, trace: str = "") -> Outcome:
         """An episode that the program did not bring to its end: no reward for the reply that led there."""
         self._failures[why] += 1
         if self._failures[why] == 1 and len(self._failures) <= 5:
-            _log.warning("%s: an episode ended early: %s\n%s", self, why, run.trace)
+            _log.warning("%s: an episode ended early: %s\n%s", self, why, trace)
         return Outcome(
             ProgramState(state.seed, replies),
             0.0,
@@ -356,7 +367,9 @@ class raw_env(TextEnv):
                         f"{self} pays the role {name!r}; its roles are {', '.join(self.asked)}"
                     )
                 earned[f"{name}_0"] += _number(self, amount)  # type: ignore[assignment]
-            success = success if paid["success"] is None else bool(paid["success"])
+            if not isinstance(solved := paid["success"], bool | np.bool_ | None):
+                raise ConfigError(f"{self} pays success {solved!r:.80}; it is true or false")
+            success = success if solved is None else bool(solved)
             error = paid["parse_error"] or error
         return (
             team,
@@ -372,14 +385,16 @@ def _reward(env: raw_env, run: ProgramRun, roles: Sequence[str]) -> dict[str, An
     paid = {"role": None, "team": 0.0, "local": 0.0, "success": None, "parse_error": None}
     if result is None and run.has_paid:
         return paid
-    if isinstance(result, bool | int | float):
-        return paid | {"team": float(result), "success": result >= 1}
+    if isinstance(result, _NUMBERS):
+        return paid | {"team": (team := _number(env, result)), "success": team >= 1}
     if isinstance(result, Mapping) and not (unknown := result.keys() - {"team", "success", *roles}):
         by_role = {role: result[role] for role in roles if role in result}
         team = _number(env, result.get("team", 0.0))
         solved = result.get("success", None if "team" not in result else team >= 1)
         return paid | {"team": team, "success": solved, "roles": by_role}
-    what = f"with {min(map(str, unknown))!r}" if isinstance(result, Mapping) else f"{result!r:.80}"
+    what = (
+        f"an entry {min(map(str, unknown))!r}" if isinstance(result, Mapping) else f"{result!r:.80}"
+    )
     raise ConfigError(
         f"{env} returned {what}; a reward is a number, or a mapping of team, success, and "
         f"{', '.join(roles)} to numbers"
@@ -387,8 +402,9 @@ def _reward(env: raw_env, run: ProgramRun, roles: Sequence[str]) -> dict[str, An
 
 
 def _number(env: raw_env, value: Any) -> float:
-    if isinstance(value, bool | int | float) and math.isfinite(value):
-        return float(value)
+    with contextlib.suppress(OverflowError):
+        if isinstance(value, _NUMBERS) and math.isfinite(value):
+            return float(value)
     raise ConfigError(f"{env} pays {value!r:.80}; a reward is a finite number")
 
 

@@ -18,7 +18,10 @@ READ_CHARS = 2_000
 
 _MOVE = re.compile(rf"\b({'|'.join(MOVES)})\b", re.IGNORECASE)
 _YES_NO = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
-_NUMBER = re.compile(r"(?<![\w.])-?\d{1,9}(?![\w])")
+_NUMBER = re.compile(
+    r"(?<![\w.])(?<!\d/)-?(?:\d{1,3}(?:,\d{3})+|\d{1,9})(?!\w|[./]\d|,\d{3}(?!\d))"
+)
+"""A whole number, also with commas between thousands; no part of a decimal number, a fraction, or a word."""
 _FORMULA = re.compile(r"\d{1,9}(?: {0,2}[-+*/] {0,2}\d{1,9}){1,30}")
 _FENCE = re.compile(r"```(?:python|py)?[ \t]*\n")
 _EXAMPLE = re.compile(r"\binput:\s*([^\n]{1,200}?)\s*\boutput:[ \t]*([^\n]{1,200})", re.IGNORECASE)
@@ -35,7 +38,7 @@ def moves(text: str) -> tuple[str, ...] | ParseError:
 def number(text: str) -> int | ParseError:
     """Returns the last whole number in a reply."""
     numbers = _NUMBER.findall(text[:READ_CHARS])
-    return int(numbers[-1]) if numbers else ParseError("no number")
+    return int(numbers[-1].replace(",", "")) if numbers else ParseError("no whole number")
 
 
 def formula(text: str) -> str | ParseError:

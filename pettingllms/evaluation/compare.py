@@ -166,7 +166,8 @@ def gain_in(
 def gains_of(before: Sequence[Evaluation], after: Sequence[Evaluation]) -> dict[int, Difference]:
     """Place of a way of decoding -> what the primary score gained, corrected for each other."""
     rows = {}
-    for place, (one, two) in enumerate(zip(before, after, strict=True)):
+    # A resumed run may have begun without evaluations, or end without.
+    for place, (one, two) in enumerate(zip(before, after, strict=False)):
         name, both = primary(two.scores), [task for task in one.values if task in two.values]
         if before is not after and name and name in one.scores and both:
             ones, twos = ([side.values[task] for task in both] for side in (one, two))

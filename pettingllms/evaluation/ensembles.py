@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from pettingllms.assembly import check_adapters
+from pettingllms.data.rows import digest
 from pettingllms.envs.aec import seats_of
 from pettingllms.errors import ConfigError
 from pettingllms.evaluation.config import EvalConfig
-from pettingllms.evaluation.folder import digest, write_file
+from pettingllms.evaluation.folder import write_file
 from pettingllms.evaluation.rollouts import Lineup
 from pettingllms.evaluation.scores import majority
 from pettingllms.policies.roles import check_policy_name, is_own, pairs_of, parse_policies

@@ -14,7 +14,6 @@ that becomes larger.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import subprocess
@@ -221,18 +220,6 @@ def revision(directory: Path) -> dict[str, Any] | None:
     if not commit:
         return None
     return {"commit": commit, "changed": bool(ask("status", "--porcelain"))}
-
-
-def digest(path: Path) -> str:
-    """Sixteen hex digits of a file, or of all files of a folder with their names."""
-    content = hashlib.sha256()
-    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-    for file in files:
-        with file.open("rb") as data:
-            # The names count as well: the same bytes under another name are another model.
-            content.update(f"{file.relative_to(path)} ".encode())
-            content.update(hashlib.file_digest(data, "sha256").digest())
-    return content.hexdigest()[:16]
 
 
 def _read_head(path: Path) -> dict[str, Any]:

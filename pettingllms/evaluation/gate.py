@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pettingllms.data.rows import digest
 from pettingllms.errors import ConfigError
 from pettingllms.evaluation.compare import read_side
 from pettingllms.evaluation.config import EvalConfig
 from pettingllms.evaluation.ensembles import Wrapper
-from pettingllms.evaluation.folder import digest
 from pettingllms.methods.critic import Critics
 from pettingllms.methods.q_tree import followed
 from pettingllms.rollout.engine import longest_prompts

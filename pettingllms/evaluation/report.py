@@ -80,9 +80,11 @@ def training_table(columns: Mapping[str, Sequence[Evaluation]], *, short: bool =
     """Makes rows of team or role, score and decoding, then a cell for each column.
 
     Args:
-        columns: title -> evaluations, one for each way of decoding, the same ways in every column.
+        columns: title -> evaluations, one for each way of decoding, the same ways in every column; a
+            column without any is left out.
         short: only the most important rows.
     """
+    columns = {title: column for title, column in columns.items() if column}
     first, last = next(iter(columns.values())), [*columns.values()][-1]
     gains = gains_of(first, last)
     table = [["", "", "", *columns, *["difference"] * bool(gains)]]

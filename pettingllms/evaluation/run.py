@@ -23,7 +23,7 @@ from pettingllms.assembly import (
     name_of_env,
     partners_of,
 )
-from pettingllms.data.catalog import CATALOG
+from pettingllms.data.rows import data_digests, digest
 from pettingllms.envs.aec import roles_of, seats_of
 from pettingllms.envs.several import entries_of, own_arguments, parts_of
 from pettingllms.errors import ConfigError, RunFolderError
@@ -32,7 +32,7 @@ from pettingllms.evaluation.chunks import EPISODES_AT_ONCE, Sampling
 from pettingllms.evaluation.compare import Comparison, gain_in, paired, together
 from pettingllms.evaluation.config import SHARED, EvalConfig
 from pettingllms.evaluation.ensembles import ROUTED, VOTE, plan_with, with_members, write_routes
-from pettingllms.evaluation.folder import EvalFolder, digest, write_file
+from pettingllms.evaluation.folder import EvalFolder, write_file
 from pettingllms.evaluation.gate import with_gate
 from pettingllms.evaluation.playing import playing
 from pettingllms.evaluation.plots import bars
@@ -101,7 +101,8 @@ class EvalPlan:
         """Everything that the results follow from; a folder is resumed with equal settings only."""
         config, embedded = self.config, self.config.embedded
         fitted = [embedded_arguments(config, part.unwrapped) for part in parts_of(self.env)]
-        data = None if config.dataset in (None, *CATALOG) else Path(str(config.dataset))
+        # A file of the same name may have been edited since: its content is compared.
+        data = data_digests(config.dataset, config.env_args)
         asked = any(map(is_partner, self.roles_to_policies.values()))
 
         def named(*names: str) -> dict[str, Any]:
@@ -109,8 +110,8 @@ class EvalPlan:
 
         return {
             **named("env", "env_args", "dataset"),
-            # A file of the same name may have been edited since: its content is compared.
-            "data": digest(data) if data and data.exists() else config.dataset,
+            "data": data.pop("dataset", config.dataset),
+            **({"env_data": data} if data else {}),
             "split": self.split,
             "tasks": len(self.tasks),
             **named("alpha", "sandbox"),

@@ -59,6 +59,7 @@ class SharedRewards(EpisodeCredit):
 
     needs = ("rounds",)
     credits = "whole"
+    credit_shapes = ("episodes", "tree")
 
     def episode_credit(self, trajectory: Trajectory) -> Trajectory:
         """The record with the sums."""

@@ -72,6 +72,11 @@ class Gae(Method):
         super().__init__(config, **arguments)
         self.critics = Critics(config, learning_rate=self.learning_rate, epochs=self.epochs)
 
+    def players(self, step: int, players: Mapping[str, str], trained: Sequence[str]) -> Casting:
+        """As without a critic, and nobody learns during its warmup."""
+        casting = super().players(step, players, trained)
+        return casting._replace(learners=()) if step < self.warmup else casting
+
     def shape(self) -> RolloutShape:
         """Also asks for the prompts after episodes that the limit on turns ended."""
         return dataclasses.replace(super().shape(), bootstraps=True)
@@ -95,12 +100,8 @@ class Gae(Method):
         unplayed = self.critics.features(self.policies, [(u.policy, [u.prompt_ids]) for u in ends])
         ends_N[cut] = self.critics.values(len(cut), unplayed)
         advantages_N = chained(groups, values_N, self.gamma, self.lam, ends_N)
-        # Read before the critics count this step, so that `warmup` steps rest and not one less.
-        resting = self.critics.fits < self.warmup
         # Before the advantages are standardized: the target A + V is in units of reward.
         self.critics.fit(features, advantages_N + values_N)
-        if resting:
-            return [0.0] * len(groups)
         if self.config.scale_rewards != "none":
             advantages_N = standardized(advantages_N)
         return [*advantages_N.tolist()]
@@ -123,7 +124,7 @@ class Marft(Alternate, DrMas):
     source = "arXiv 2504.16129"
 
 
-class MarftGae(Alternate, Gae):
+class MarftGae(Gae, Alternate):
     """MARFT with the paper's critic: advantages run along the chain of the team's decisions."""
 
 

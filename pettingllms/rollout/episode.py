@@ -38,6 +38,8 @@ from pettingllms.types import Candidate, Completion, Group, GroupKey, Later, Tas
 AnyEnv = AECEnv[Any, Any, Any]
 PlayedEnv = TextEnv | ForeignEnv
 """An environment that supports cloning, batched steps, and per-agent text."""
+Rewards = Mapping[str, float]
+"""Rewards by agent at one decision."""
 _RECORDED = frozenset({"team_reward", "local_reward", "turn"})
 """Entries of an info that the record holds as fields of its own."""
 
@@ -81,6 +83,8 @@ class Episode:
         self._latest: dict[str, int] = {}
         """Agent -> index of its latest decision."""
         self.early: dict[str, float] = {}
+        self.others: list[Rewards] = []
+        """What each decision paid the agents that did not take it."""
         self.cooperative = False
         self._overlong: Overlong | None = None
         self.unplayed: dict[str, Unplayed] = {}
@@ -172,6 +176,7 @@ class Episode:
         # In the new record the other agents have no decision yet that this could be a late reward
         # of.
         other.early = dict(branch.result.others)
+        other.others, other.branching.origin = [], branch.result.others
         other.unplayed = {}
         return other
 
@@ -186,7 +191,7 @@ class Episode:
         other._turns, other._latest = defaultdict(int, self._turns), {**self._latest}
         other.unplayed, other.branching, other._copies = {}, Branching(other), []
         other.memories = self._memories()
-        other._left_at = len(self.groups)
+        other._left_at, other.others = len(self.groups), [*self.others]
         self._copies.append(other)
         return other
 
@@ -208,6 +213,7 @@ class Episode:
         self._turns[agent] += 1
         self._latest[agent] = len(self.groups)
         self.groups.append(group)
+        self.others.append(branch.result.others)
         # A late reward belongs to the decision that its agent took last. Before its first there is
         # none, but the return must have it.
         self.cooperative |= branch.result.cooperative
@@ -404,10 +410,6 @@ def tasks_of_step(env: AnyEnv, name: str, step: int, count: int, seed: int) -> l
 # Probes look ahead, and forks continue from other candidates.
 
 
-Rewards = Mapping[str, float]
-"""Rewards by agent at one decision."""
-
-
 @dataclass(eq=False)
 class Branching:
     """The probes and forks that left an episode, and what its candidates led to."""
@@ -415,6 +417,8 @@ class Branching:
     episode: Episode
     before: dict[str, float] = field(default_factory=dict)
     """Agent -> rewards on the way to where the episode itself left another one."""
+    origin: Rewards = field(default_factory=dict)
+    """What the decision at which it left another one paid the agents that did not take it."""
     _compares: bool = False
     """Whether the record says what each candidate led to."""
     _probes: dict[tuple[int, str], Episode] = field(default_factory=dict)
@@ -473,20 +477,16 @@ class Branching:
         ahead: list[Rewards] = []  # from the next decision on
         # From the end, because what a decision led to is a mean over what its candidates led to.
         for at, group in reversed(list(enumerate(episode.groups))):
-            agent, later = group.key.agent, []
-            # A late reward was paid after the decision, so that it belongs to what followed.
-            ahead = _with(ahead, {agent: group.late_reward})
+            paid, later = [], []
             for k, candidate in enumerate(group.candidates):
                 left = self._forks.get((at, k)) or self._probes.get((at, candidate.completion.text))
-                later.append(ahead if left is None else left.branching._ahead())
+                later.append(ahead if left is None else left.branching._following()[1])
+                # Others are paid by the candidate, too: what the chosen one paid them is one of K values.
+                others = episode.others[at] if left is None else left.branching.origin
+                paid.append([{group.key.agent: candidate.reward, **others}])
             groups.append(replace(group, candidates=self._with_later(at, group, later)))
-            mean = sum(candidate.reward for candidate in group.candidates) / len(later)
-            ahead = [{agent: mean}, *_mean(later)]
+            ahead = [*_mean(paid), *_mean(later)]
         return groups[::-1], ahead
-
-    def _ahead(self) -> list[Rewards]:
-        """Returns the mean rewards by decision, over the candidates of each."""
-        return _with(self._following()[1], self.episode.early)
 
     def _with_later(
         self, at: int, group: Group, later: Sequence[Sequence[Rewards]]
@@ -510,15 +510,6 @@ class Branching:
             )
             for candidate, rewards in zip(group.candidates, later, strict=True)
         )
-
-
-def _with(ahead: Sequence[Rewards], more: Rewards) -> list[Rewards]:
-    """Adds `more` to the rewards of the first decision of `ahead`."""
-    if not any(more.values()):
-        return list(ahead)
-    first, rest = (ahead[0], ahead[1:]) if ahead else ({}, ())
-    names = dict.fromkeys([*first, *more])
-    return [{name: first.get(name, 0.0) + more.get(name, 0.0) for name in names}, *rest]
 
 
 def _mean(several: Sequence[Sequence[Rewards]]) -> list[Rewards]:

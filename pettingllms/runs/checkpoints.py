@@ -29,6 +29,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from pettingllms.data.rows import data_digests
 from pettingllms.errors import RunFolderError
 from pettingllms.policies.weights import write_directory
 from pettingllms.rollout.files import CONFIG
@@ -83,6 +84,8 @@ class Checkpoint(NamedTuple):
     settings: Mapping[str, Any]
     bases: Mapping[str, str]
     """Policy -> digest of its base model."""
+    data: Mapping[str, str]
+    """Setting -> digest of the data that it names."""
 
 
 def capture(trainer: ATGRPO) -> TrainerState:
@@ -139,9 +142,9 @@ def save(folder: RunFolder, trainer: ATGRPO) -> Path:
     # A good one of this step is never replaced: it may be the only one.
     if not isinstance(_attempt(target), Checkpoint):
         with folder.writing(f"checkpoints/{target.name}"):
-            checkpoint = Checkpoint(
-                state, lengths, _settings(trainer.config), trainer.policies.digests
-            )
+            config, bases = trainer.config, trainer.policies.digests
+            data = data_digests(config.dataset, config.env_args)
+            checkpoint = Checkpoint(state, lengths, _settings(config), bases, data)
             write_directory(target, lambda fresh: _fill(fresh, checkpoint))
             # The rename itself has to be on disk before older checkpoints are removed.
             sync(parent)
@@ -221,6 +224,12 @@ def _check_same(folder: RunFolder, trainer: ATGRPO, checkpoint: Checkpoint) -> N
                 f"was trained on (digest {checkpoint.bases.get(policy)}, now {digest}); restore it, "
                 "or start a new run"
             )
+    for name, digest in data_digests(trainer.config.dataset, trainer.config.env_args).items():
+        if checkpoint.data.get(name, digest) != digest:
+            raise RunFolderError(
+                f"the data of {name} are not what they were at the last checkpoint of {folder.path} (digest "
+                f"{checkpoint.data[name]}, now {digest}); restore them, or start a new run"
+            )
     if changed:
         logger.warning("%s was changed, and is followed from here on: %s", path, shown)
 
@@ -256,6 +265,7 @@ def _fill(directory: Path, checkpoint: Checkpoint) -> None:
         "lengths": checkpoint.lengths,
         "settings": checkpoint.settings,
         "bases": checkpoint.bases,
+        "data": checkpoint.data,
     }
     seal(directory, facts)
     # Every file before the folder gets its name: a rename may survive a power failure that content
@@ -334,4 +344,4 @@ def _read(directory: Path) -> Checkpoint:
     )
     # Until a team could have several, there was one for all.
     bases = facts["bases"] if "bases" in facts else dict.fromkeys(facts["versions"], facts["base"])
-    return Checkpoint(state, facts["lengths"], facts["settings"], bases)
+    return Checkpoint(state, facts["lengths"], facts["settings"], bases, facts.get("data", {}))

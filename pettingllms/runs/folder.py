@@ -310,7 +310,12 @@ def config_text(config: ATGRPOConfig) -> str:
     """The settings as YAML for `--config`, without unset ones and the folder."""
     # Without the folder, so that a copy of the settings starts a run of its own.
     values = dataclasses.asdict(config) | {"output_dir": None}
-    values = {name: value for name, value in values.items() if value not in (None, {})}
+    filled = {field.name for field in dataclasses.fields(config) if field.default is not None}
+    values = {
+        name: value
+        for name, value in values.items()
+        if value != {} and (value is not None or name in filled)
+    }
     text: str = yaml.safe_dump(values, sort_keys=False)
     return text
 

@@ -346,7 +346,11 @@ def optimization(
     }
     schedulers = {
         policy: get_scheduler(
-            config.lr_scheduler_type, optimizers[policy], config.warmup_steps, updates[policy]
+            config.lr_scheduler_type,
+            optimizers[policy],
+            config.warmup_steps,
+            # Some schedules divide by the difference.
+            max(updates[policy], config.warmup_steps + 1),
         )
         for policy, config in settings.items()
     }
@@ -371,8 +375,8 @@ def last_step(config: ResolvedConfig, step: int, tokens: int) -> int:
 
 
 def advance(scheduler: LRScheduler, config: ResolvedConfig, tokens: int, updates: int) -> None:
-    """Moves a schedule on by one of its updates, or to where the tokens are if that is further."""
-    if config.max_tokens is not None:
+    """Moves a schedule on by one of its updates; after the warmup to where the tokens are if that is further."""
+    if config.max_tokens is not None and scheduler.last_epoch + 1 >= config.warmup_steps:
         reached = int(updates * min(1.0, tokens / config.max_tokens))
         # All schedules here are functions of `last_epoch`, and `step` adds 1 to it. It never falls
         # back, so that a step without tokens still counts as one.

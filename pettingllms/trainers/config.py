@@ -501,6 +501,12 @@ class ATGRPOConfig:
             )
         if loss == "cispo" and high is not None and high < 1:
             yield f"epsilon_high is the largest ratio itself with loss_type cispo, at least 1, got {high}"
+        if (
+            self.lr_scheduler_type == "polynomial"
+            and self.learning_rate is not None
+            and self.learning_rate <= 1e-7
+        ):
+            yield f"lr_scheduler_type polynomial ends at 1e-7; give a learning_rate above, got {self.learning_rate}"
         low, top = self.vllm_importance_sampling_clip_min, self.vllm_importance_sampling_clip_max
         if low is not None and top is not None and low >= top:
             yield (

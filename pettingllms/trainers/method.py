@@ -451,12 +451,13 @@ def solved(trajectory: Trajectory, config: ResolvedConfig) -> bool:
     Raises:
         ConfigError: the environment does not say.
     """
-    if trajectory.success is None:
+    # An episode without decisions had a first prompt without room.
+    if trajectory.success is None and trajectory.overlong is None:
         raise ConfigError(
             f"method {config.method} pays for success, and {config.env} does not say whether a task "
             "was solved: infos need `success`"
         )
-    return trajectory.success
+    return bool(trajectory.success)
 
 
 def readable(group: Group) -> bool:

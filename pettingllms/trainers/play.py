@@ -129,7 +129,12 @@ def sampled(trainer: ATGRPO, clock: Clock) -> list[Trajectory]:
         for trainer.batch in range(config.max_num_gen_batches):
             tasks = tasks_of_batch(trainer, trainer.step, trainer.batch)
             trajectories += trainer.rollout(tasks, clock)
-            if has_enough(trajectories, trainer.casting.learners, config.tasks_per_step):
+            learners, method = trainer.casting.learners, trainer.method
+            whole = method.compares not in ("reward", "parts")
+            # A method that compares with a critic or with earlier steps has no silent groups.
+            if method.least == 1 or has_enough(
+                trajectories, learners, config.tasks_per_step, whole=whole
+            ):
                 break
     finally:
         trainer.batch = 0
@@ -145,15 +150,21 @@ def tasks_of_batch(trainer: ATGRPO, step: int, batch: int) -> list[Task]:
     return tasks if pools is None else pools.drawn(tasks, number)
 
 
-def has_enough(trajectories: Sequence[Trajectory], policies: Collection[str], needed: int) -> bool:
+def has_enough(
+    trajectories: Sequence[Trajectory],
+    policies: Collection[str],
+    needed: int,
+    *,
+    whole: bool = False,
+) -> bool:
     """Returns whether each policy has at least `needed` decisions whose candidates earned different rewards.
 
-    A decision is a turn of an agent in a task; in parallel episodes its candidates are those of all episodes.
+    With `whole` the returns of their episodes have to differ. A decision is a turn of an agent in a task; in parallel episodes its candidates are those of all episodes.
     """
     rewards = defaultdict[tuple[str, str, str, int], set[float]](set)
     for trajectory in trajectories:
         for group in trajectory.groups:
             key = group.policy, group.key.task, group.key.agent, group.key.turn
-            rewards[key].update(candidate.reward for candidate in group.candidates)
+            rewards[key].update(group.return_by(c) if whole else c.reward for c in group.candidates)
     signals = Counter(policy for (policy, *_), values in rewards.items() if len(values) > 1)
     return all(signals[policy] >= needed for policy in policies)
