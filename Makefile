@@ -59,7 +59,7 @@ coverage: setup ## Run the tests in one process and report the lines that none o
 	$(BIN)/coverage combine
 	$(BIN)/coverage report
 
-test-slow: setup ## Run the tests that take longer: whole trainings, commands, tutorials (10 CPU-minutes)
+test-slow: setup ## Run the tests that take longer: whole trainings, commands, tutorials (10 to 24 CPU-minutes)
 	$(PYTEST) -m slow $(ARGS)
 
 test-benchmarks: setup ## Run longer commands of benchmarks/ with their smallest settings

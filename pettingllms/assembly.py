@@ -344,7 +344,11 @@ def make_env(
         value = getattr(config, name)
         chosen = value != default
         if chosen and name not in parameters and not open_ended:
-            raise ConfigError(f"environment {config.env!r} takes no {name}; leave --{name} out")
+            own = _OWN_FILE.fullmatch(config.env)
+            program = f", or give --env program:{config.env} for an agent program" if own else ""
+            raise ConfigError(
+                f"environment {config.env!r} takes no {name}; leave --{name} out{program}"
+            )
         if chosen or (name in parameters and value is not None):
             arguments.setdefault(name, value)
     if arguments.get("dataset") is not None and getattr(env_class, "divides_datasets", False):

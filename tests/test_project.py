@@ -84,7 +84,8 @@ def test_the_core_needs_no_deep_learning_library() -> None:
 # Budgets and hygiene
 
 
-LINES, NODES = 58_126, 371_862
+# Raised by 160 lines for faults mended in November 2026 (CHANGELOG's last entries); else these only shrink.
+LINES, NODES = 58_286, 373_292
 
 
 def test_the_package_keeps_its_size() -> None:

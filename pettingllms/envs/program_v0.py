@@ -30,10 +30,11 @@ import contextlib
 import json
 import logging
 import math
+import random
 import threading
 import time
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -51,7 +52,7 @@ from pettingllms.envs.base import TextEnv, metadata_of
 from pettingllms.envs.program_calls import ChatCall
 from pettingllms.envs.program_run import Program, ProgramRun
 from pettingllms.envs.records import Outcome
-from pettingllms.errors import ConfigError, UnknownNameError
+from pettingllms.errors import CloneError, ConfigError, UnknownNameError
 from pettingllms.registry import importable, resolve
 from pettingllms.types import role_of
 
@@ -92,6 +93,8 @@ load_rows = partial(load_source, TASKS)
 
 _MOST_CALLS_SEEN = 64
 """Of the first task, played with empty replies to see which roles there are."""
+_MOST_ATTEMPTS = 24
+"""Replays of an episode that answered equal calls, until one asks what the episode asked."""
 _NUMBERS = (Real, np.bool_)
 _COUNTING = threading.Lock()  # not of each environment, which is pickled
 _log = logging.getLogger(__name__)
@@ -126,6 +129,18 @@ class ProgramState:
     """In the order in which they are decided."""
     success: bool = False
     run: _Waits = field(default_factory=_Waits, compare=False, repr=False)
+
+
+def _dealt(replies: Sequence[tuple[ChatCall, str]], attempt: int) -> list[tuple[ChatCall, str]]:
+    """Replies with those of equal calls exchanged, at the first attempt not."""
+    if not attempt:
+        return list(replies)
+    texts = defaultdict[str, list[str]](list)
+    for call, text in replies:
+        texts[call.digest].append(text)
+    for several in texts.values():
+        random.Random(attempt).shuffle(several)
+    return [(call, texts[call.digest].pop()) for call, _ in replies]
 
 
 class Replays:
@@ -246,7 +261,7 @@ class raw_env(TextEnv):
             return self._random(seed).getrandbits(32)  # other numbers in each split
         return self._tasks[seed % len(self._tasks)]
 
-    def _run(self, state: ProgramState) -> ProgramRun:
+    def _run(self, state: ProgramState, attempt: int = 0) -> ProgramRun:
         """The program at a state: the run that waits there, or one that is brought there."""
         if (run := state.run.take()) is not None:
             return run
@@ -255,15 +270,16 @@ class raw_env(TextEnv):
                 f"{self} has replay=False and cannot be copied; train on whole episodes, --method grpo"
             )
         began = time.perf_counter()
-        run = ProgramRun(
-            self._program,
-            self._task(state.seed),
-            state.seed,
-            self.asked,
-            state.replies,
-            state.waiting,
-        )
-        self._settle(run)
+        task, told = self._task(state.seed), _dealt(state.replies, attempt)
+        run = ProgramRun(self._program, task, state.seed, self.asked, told, state.waiting)
+        try:
+            self._settle(run)
+        except CloneError:
+            # The client's threads decided which of equal calls has which reply: another way is tried.
+            equal = len({call.digest for call, _ in told}) < len(told)
+            if not equal or attempt == _MOST_ATTEMPTS:
+                raise
+            return self._run(state, attempt + 1)
         self.replays.count(len(state.replies), time.perf_counter() - began)
         return run
 
