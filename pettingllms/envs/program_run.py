@@ -332,8 +332,8 @@ class ProgramRun:
         began = time.monotonic()
         with self._changed:
             while not self._settled():
-                # From the latest call: a replay has many on its way.
-                end = max(began, self._last) + self._program.seconds
+                # A replay has many calls on its way, and is given the time to each of them.
+                end = (max(began, self._last) if self._expected else began) + self._program.seconds
                 if (left := min(end, self._due()) - time.monotonic()) > 0:
                     self._changed.wait(left)
                 elif time.monotonic() >= end:
