@@ -84,8 +84,8 @@ def test_the_core_needs_no_deep_learning_library() -> None:
 # Budgets and hygiene
 
 
-# Raised by 160 lines for faults mended in November 2026 (CHANGELOG's last entries); else these only shrink.
-LINES, NODES = 58_286, 373_299
+# Raised by 161 lines for faults mended in November 2026 (CHANGELOG's last entries); else these only shrink.
+LINES, NODES = 58_287, 373_299
 
 
 def test_the_package_keeps_its_size() -> None:

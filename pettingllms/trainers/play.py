@@ -159,7 +159,8 @@ def has_enough(
 ) -> bool:
     """Returns whether each policy has at least `needed` decisions whose candidates earned different rewards.
 
-    With `whole` the returns of their episodes have to differ. A decision is a turn of an agent in a task; in parallel episodes its candidates are those of all episodes.
+    With `whole` the returns of their episodes have to differ. A decision is a turn of an agent in a task;
+    in parallel episodes its candidates are those of all episodes.
     """
     rewards = defaultdict[tuple[str, str, str, int], set[float]](set)
     for trajectory in trajectories:
