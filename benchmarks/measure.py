@@ -33,7 +33,10 @@ from pettingllms.policies.prefix_trial import share_prompts
 from pettingllms.policies.weights import MERGE_LIMIT_BYTES, LoraWeights
 
 POLICY = "policy"
-PRODUCTS = {getattr(torch.ops.aten, name) for name in ("mm", "addmm", "bmm", "baddbmm", "linear")}
+PRODUCTS = {
+    getattr(torch.ops.aten, name)
+    for name in ("mm", "addmm", "bmm", "baddbmm", "baddbmm_", "linear")
+}
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:

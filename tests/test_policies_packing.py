@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM
 
 from pettingllms.errors import GroupError
-from pettingllms.models import shared_prompts
+from pettingllms.models import products, shared_prompts
 from pettingllms.models.shared_prompts import PackedLayout, alike, enabled
 from pettingllms.policies.packing import Batch, Packed, batch_logprobs, microbatches, predictions
 from pettingllms.policies.prefix_trial import share_prompts
@@ -274,7 +274,7 @@ def test_long_and_short_completions_are_padded_apart():
     layout = PackedLayout(packed.prompts, packed.completions, torch.device("cpu"))
     tokens = 8 * 30 + 63 * 16 + 2064
     assert batch.tokens == tokens
-    assert sum(row.width for group in layout._padded[0] for row in group.rows) <= 1.05 * tokens
+    assert sum(t.query_BT.numel() for t in layout._rows(torch.float32)[0]) <= 1.05 * tokens
 
 
 @settings(max_examples=100)
@@ -287,53 +287,43 @@ def test_rows_are_grouped_once_each_and_padded_by_little(lengths):
         assert all(longest - lengths[index] <= max(longest / 5, 2048) for index in group)
 
 
-@pytest.mark.parametrize("masked", [False, True])
-def test_attention_by_plain_products_is_as_exact_as_the_fused_one(masked):
-    generator = torch.Generator().manual_seed(0)
-    shapes = [(3, 6, 20, 16), (3, 2, 50, 16), (3, 2, 50, 16)]
-    if not masked:
-        shapes[0] = (3, 6, 50, 16)
-    whole = [torch.randn(shape, generator=generator) for shape in shapes]
-    mask = None
-    if masked:
-        later = torch.ones(20, 20, dtype=torch.bool).triu(1)
-        hidden = torch.cat([torch.zeros(20, 30, dtype=torch.bool), later], 1).expand(3, 1, -1, -1)
-        mask = torch.zeros(hidden.shape).masked_fill(hidden, float("-inf"))
-
-    def attended(dtype: torch.dtype, products: bool) -> list[Any]:
-        query, key, value = (tensor.to(dtype, copy=True).requires_grad_() for tensor in whole)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(shared_prompts, "_products_are_faster", lambda *_: products)
-            seen = None if mask is None else mask.to(dtype)
-            out = shared_prompts._attend(query, key, value, seen, 0.25)
-            out.square().sum().backward()
-        gradients: list[Any] = [state.grad for state in (query, key, value)]
-        return [gradient.float() for gradient in gradients]
-
-    exact = attended(torch.float32, False)
-    rounded = [attended(torch.bfloat16, products) for products in (False, True)]
-    errors = [
-        max(float((x - y).abs().max() / y.abs().max()) for x, y in zip(some, exact, strict=True))
-        for some in rounded
-    ]
-    assert errors[1] < max(2 * errors[0], 0.03), errors
-    for x, y in zip(attended(torch.float32, True), exact, strict=True):
-        torch.testing.assert_close(x, y, atol=1e-5, rtol=1e-4)
+@pytest.mark.parametrize("cached", [1, 1 << 20])
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("samples", [MIXED, *CONVERSATIONS.values()], ids=["mixed", *CONVERSATIONS])
+def test_plain_products_have_the_numbers_and_gradients_of_fused_attention(
+    monkeypatch, samples, kv_heads, cached
+):
+    model = sharing_model(num_key_value_heads=kv_heads)
+    fused, fused_gradients = by_sample(model, samples, 1000, packed=True)
+    monkeypatch.setattr(shared_prompts, "_products_are_faster", lambda *_: True)
+    monkeypatch.setattr(products, "_CACHED_SCORES", cached)
+    plain, gradients = by_sample(model, samples, 1000, packed=True)
+    for one, other in zip(sum(plain, ()), sum(fused, ()), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+    for one, other in zip(gradients, fused_gradients, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 
 
-def test_only_updates_in_bfloat16_of_short_rows_attend_by_plain_products():
-    def chosen(tokens: int, dtype: torch.dtype = torch.bfloat16, update: bool = True) -> bool:
-        query, key = (torch.zeros(1, 2, n, 4, dtype=dtype) for n in (tokens, 200 + tokens))
-        with pytest.MonkeyPatch.context() as patch:
-            taken: list[Any] = []
-            patch.setattr(shared_prompts, "_products", lambda *states: taken.append(states))
-            shared_prompts._attend(query.requires_grad_(update), key, key, None, 0.5)
-        return bool(taken)
+def test_only_updates_in_bfloat16_of_short_rows_attend_by_plain_products(monkeypatch):
+    taken: list[torch.dtype] = []
 
-    assert chosen(60)
-    assert not chosen(60, torch.float32)
-    assert not chosen(60, update=False)
-    assert not chosen(200)  # no faster there, and more memory
+    def noted(places, scale, query, *states):
+        taken.append(query.dtype)
+        return products.products(places, scale, query, *states)
+
+    monkeypatch.setattr(shared_prompts, "products", noted)
+    model, (batch,) = sharing_model(), microbatches(MIXED, 1000, packed=True)
+    batch_logprobs(model, batch)
+    half = model.to(torch.bfloat16)
+    with torch.no_grad():
+        batch_logprobs(half, batch)
+    assert not taken
+    batch_logprobs(half, batch)
+    assert set(taken) == {torch.bfloat16}
+    taken.clear()
+    (long,) = microbatches([a_sample([7] * 1100, [8, 9])], 5000, packed=True)
+    batch_logprobs(half, long)
+    assert not taken  # half as fast there
 
 
 def test_gradient_checkpointing_changes_no_gradient():

@@ -15,17 +15,18 @@ tokens, `_S` = `_P` + `_T` positions that a completion sees, `_H` query heads, `
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, count
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+
+from pettingllms.models.products import Places, Texts, products
 
 logger = logging.getLogger(__name__)
 
@@ -155,6 +156,8 @@ class PackedLayout:
         owned = [(reply, u) for u, rest in enumerate(completions) for reply in rest if reply.places]
         self._replies, self._owners = [reply for reply, _ in owned], [u for _, u in owned]
         self._keep_prompts = keep_prompts
+        self._padded: tuple[list[Texts], torch.Tensor] | None = None
+        self._places: Places | None = None
         self.prompt_states: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def attend(
@@ -166,32 +169,38 @@ class PackedLayout:
         )
         if not self._keep_prompts and _flash(query_NHD):
             return self._unpadded.attend(query_NHD, key_NhD, value_NhD, scale)[None]
-        parts, order_N = self._padded
-        rows: list[torch.Tensor] = []
-        for padded_rows in parts:
-            key_UhPD = _take(key_NhD, padded_rows.prompt_UP)
-            value_UhPD = _take(value_NhD, padded_rows.prompt_UP)
+        if self._padded is None:  # the same in all layers
+            self._padded = self._rows(query.dtype)
+        texts, order_N = self._padded
+        if _products_are_faster(query_NHD, texts):
+            if self._places is None:
+                self._places = Places(texts, order_N, query.shape[1], key.shape[1])
+            return products(self._places, scale, query_NHD, key_NhD, value_NhD)[None]
+        outputs = list[torch.Tensor]()
+        for text in texts:
+            key_BhSD, value_BhSD = (_take(states, text.seen_BS) for states in (key_NhD, value_NhD))
             if self._keep_prompts:
-                self.prompt_states[layer] = (key_UhPD, value_UhPD)
-            rows += padded_rows.attend(query_NHD, key_NhD, value_NhD, key_UhPD, value_UhPD, scale)
-        return torch.cat(rows).index_select(0, order_N)[None]
+                self.prompt_states.setdefault(layer, (key_BhSD, value_BhSD))
+            query_BHTD = _take(query_NHD, text.query_BT)
+            out_BHTD = _attend(query_BHTD, key_BhSD, value_BhSD, text.mask_B1TS, scale)
+            outputs.append(out_BHTD.transpose(1, 2).flatten(0, 1))
+        return torch.cat(outputs).index_select(0, order_N)[None]
 
-    @cached_property
-    def _padded(self) -> tuple[list[_Part], torch.Tensor]:
+    def _rows(self, dtype: torch.dtype) -> tuple[list[Texts], torch.Tensor]:
         """The padded rows, and where each token of the flat list stands in them."""
         lengths = [len(prompt) for prompt in self._prompts]
-        parts = [
-            _Part(self._prompts, self._replies, self._owners, members, self._device)
-            for members in ([[*range(len(lengths))]] if self._keep_prompts else alike(lengths))
-        ]
-        # One that is in several rows has the same value in all of them.
-        places: dict[int, int] = {}
-        first = 0
-        for padded_rows in parts:
-            for row in padded_rows.rows:
-                places.update(zip(row.tokens, count(first + row.skipped), strict=False))
-                first += row.width
-        return parts, _in_order(places, self._device)
+        texts, places, first = list[Texts](), dict[int, int](), 0
+        for members in [[*range(len(lengths))]] if self._keep_prompts else alike(lengths):
+            prompts = {u: self._prompts[u] for u in members}
+            owned = zip(self._replies, self._owners, strict=True)
+            replies = [(reply, prompts[u]) for reply, u in owned if u in prompts]
+            for text, rows in _padded_texts([*prompts.values()], replies, dtype):
+                texts.append(text.to(self._device))
+                # A token that is in several rows has the same value in all of them.
+                for row in rows:
+                    places.update(zip(row.tokens, count(first + row.skipped), strict=False))
+                    first += text.query_BT.shape[1]
+        return texts, _in_order(places, self._device)
 
     @cached_property
     def _unpadded(self) -> _Unpadded:
@@ -318,166 +327,61 @@ def _stacked(states: Sequence[torch.Tensor], width: int) -> torch.Tensor:
 
 
 class _Row(NamedTuple):
-    """One row of padded attention."""
+    """What one row of padded attention is for."""
 
     tokens: Sequence[int]
     """Places in the flat list that it computes."""
     skipped: int
     """Tokens before these whose results are not used."""
-    width: int
-    """Its length with padding."""
 
 
-class _Part:
-    """Prompts of similar length with their completions, in groups of similar length.
-
-    Args:
-        prompts: places of each prompt in the flat list.
-        replies: completions, none empty.
-        owners: the prompt of each completion.
-        members: the prompts of this part.
-        device: where the model is.
-    """
-
-    def __init__(
-        self,
-        prompts: Sequence[Sequence[int]],
-        replies: Sequence[Reply],
-        owners: Sequence[int],
-        members: Sequence[int],
-        device: torch.device,
-    ) -> None:
-        width = max(len(prompts[u]) for u in members)
-        self.prompt_UP = _padded([prompts[u] for u in members], width).to(device)
-        self.rows = [_Row(prompts[u], 0, width) for u in members]
-        """In the order in which `attend` returns them."""
-        place = {u: index for index, u in enumerate(members)}
-        indices = [index for index, owner in enumerate(owners) if owner in place]
-        ends = [index for index in indices if replies[index].behind == len(prompts[owners[index]])]
-        inner = [index for index in indices if replies[index].behind < len(prompts[owners[index]])]
-        self._groups: list[_Behind | _Whole] = []
-        self._add([(replies[i], prompts[owners[i]], place[owners[i]]) for i in ends], width)
-        # Behind beginnings of similar length, so that little of the rest is hidden and computed.
-        for group in alike([replies[index].behind for index in inner]):
-            mine = [inner[index] for index in group]
-            seen = max(replies[index].behind for index in mine)
-            self._add([(replies[i], prompts[owners[i]], place[owners[i]]) for i in mine], seen)
-
-    def _add(self, replies: Sequence[tuple[Reply, Sequence[int], int]], width: int) -> None:
-        """Adds completions, with each its prompt and that prompt's row; they see `width` tokens of it at most."""
-        device = self.prompt_UP.device
-        for group in alike([len(reply.places) for reply, _, _ in replies]):
-            mine = [replies[index][0] for index in group]
-            longest = max(len(reply.places) for reply in mine)
-            whole = max(reply.behind + len(reply.places) for reply in mine)
-            # A causal square of prompt and completion costs half of its scores and needs no mask.
-            if whole * whole / 2 < longest * (width + longest):
-                both = [
-                    [*prompt[: reply.behind], *reply.places]
-                    for reply, prompt, _ in (replies[index] for index in group)
-                ]
-                self._groups.append(_Whole(_padded(both, whole).to(device)))
-                self.rows += [_Row(reply.places, reply.behind, whole) for reply in mine]
-            else:
-                owner_B = torch.tensor([replies[index][2] for index in group])
-                lengths_B = torch.tensor([reply.behind for reply in mine])
-                index_BT = _padded([reply.places for reply in mine], longest)
-                self._groups.append(
-                    _Behind(index_BT.to(device), owner_B.to(device), lengths_B.to(device), width)
-                )
-                self.rows += [_Row(reply.places, 0, longest) for reply in mine]
-
-    def attend(
-        self,
-        query_NHD: torch.Tensor,
-        key_NhD: torch.Tensor,
-        value_NhD: torch.Tensor,
-        key_UhPD: torch.Tensor,
-        value_UhPD: torch.Tensor,
-        scale: float,
-    ) -> list[torch.Tensor]:
-        """Attention of the prompts, then of each group of completions; padded rows end to end."""
-        out_UHPD = _attend(_take(query_NHD, self.prompt_UP), key_UhPD, value_UhPD, None, scale)
-        rows = [out_UHPD.transpose(1, 2).flatten(0, 1)]
-        for group in self._groups:
-            if isinstance(group, _Whole):
-                own_BHSD, key_BhSD, value_BhSD = (
-                    _take(states, group.index_BS) for states in (query_NHD, key_NhD, value_NhD)
-                )
-                out_BHTD = _attend(own_BHSD, key_BhSD, value_BhSD, None, scale)
-            else:
-                out_BHTD = group.attend(query_NHD, key_NhD, value_NhD, key_UhPD, value_UhPD, scale)
-            rows.append(out_BHTD.transpose(1, 2).flatten(0, 1))
-        return rows
+_Prompted = tuple[Reply, Sequence[int]]
+"""A completion, and the places of its prompt."""
 
 
-class _Whole(NamedTuple):
-    """Completions that are long beside their prompts: each attends as one text with its prompt."""
+def _padded_texts(
+    prompts: Sequence[Sequence[int]], replies: Sequence[_Prompted], dtype: torch.dtype
+) -> Iterator[tuple[Texts, list[_Row]]]:
+    """Prompts of similar length, then their completions, in groups of similar length, with what each row is for."""
+    width = max(map(len, prompts))
+    prompt_UP = _padded(prompts, width)
+    yield Texts(prompt_UP, prompt_UP, None), [_Row(prompt, 0) for prompt in prompts]
+    ends = [(reply, prompt) for reply, prompt in replies if reply.behind == len(prompt)]
+    inner = [(reply, prompt) for reply, prompt in replies if reply.behind < len(prompt)]
+    groups = [(ends, width)]
+    # Behind beginnings of similar length, so that little of the rest is hidden and computed.
+    for group in alike([reply.behind for reply, _ in inner]):
+        groups.append(([inner[i] for i in group], max(inner[i][0].behind for i in group)))
+    for members, seen in groups:
+        for group in alike([len(reply.places) for reply, _ in members]):
+            yield _padded_replies([members[i] for i in group], seen, dtype)
 
-    index_BS: torch.Tensor
 
-
-class _Behind:
-    """Completions that are short beside their prompts, whose own attention is not repeated.
-
-    Args:
-        index_BT: their tokens in the flat list.
-        owner_B: the prompt of each, in its part.
-        lengths_B: how many tokens of it each one sees.
-        width: how many of them are computed, the rest hidden by a mask.
-    """
-
-    def __init__(
-        self,
-        index_BT: torch.Tensor,
-        owner_B: torch.Tensor,
-        lengths_B: torch.Tensor,
-        width: int,
-    ) -> None:
-        self._index_BT, self._owner_B = index_BT, owner_B
-        self._lengths_B, self._width = lengths_B, width
-        self._mask_B1TS: torch.Tensor | None = None
-
-    def attend(
-        self,
-        query_NHD: torch.Tensor,
-        key_NhD: torch.Tensor,
-        value_NhD: torch.Tensor,
-        key_UhPD: torch.Tensor,
-        value_UhPD: torch.Tensor,
-        scale: float,
-    ) -> torch.Tensor:
-        """Attention of the completions, `_BHTD`."""
-        return _attend(
-            _take(query_NHD, self._index_BT),
-            self._seen(key_UhPD, key_NhD),
-            self._seen(value_UhPD, value_NhD),
-            self._mask(query_NHD.dtype),
-            scale,
-        )
-
-    def _seen(self, prompts_UhPD: torch.Tensor, states_NhD: torch.Tensor) -> torch.Tensor:
-        """The beginning of each completion's prompt, then its own tokens."""
-        if self._width < prompts_UhPD.shape[2]:
-            prompts_UhPD = prompts_UhPD[:, :, : self._width]
-        prompts_BhPD = prompts_UhPD.index_select(0, self._owner_B)
-        return torch.cat([prompts_BhPD, _take(states_NhD, self._index_BT)], 2)
-
-    def _mask(self, dtype: torch.dtype) -> torch.Tensor:
-        """Mask added to the scores, `_B1TS`: -inf at the prompt's padding and at later tokens."""
-        if self._mask_B1TS is None:
-            rows, longest = self._index_BT.shape
-            device = self._index_BT.device
-            prompt_BP = torch.arange(self._width, device=device) >= self._lengths_B[:, None]
-            later_TT = torch.ones(longest, longest, dtype=torch.bool, device=device).triu(1)
-            hidden_BTS = torch.cat(
-                [prompt_BP[:, None].expand(-1, longest, -1), later_TT[None].expand(rows, -1, -1)],
-                -1,
-            )
-            mask_BTS = torch.zeros(hidden_BTS.shape, dtype=dtype, device=device)
-            # The same in all layers.
-            self._mask_B1TS = mask_BTS.masked_fill_(hidden_BTS, float("-inf"))[:, None]
-        return self._mask_B1TS
+def _padded_replies(
+    replies: Sequence[_Prompted], width: int, dtype: torch.dtype
+) -> tuple[Texts, list[_Row]]:
+    """Completions of similar length, which see `width` tokens of their prompts at most."""
+    longest = max(len(reply.places) for reply, _ in replies)
+    whole = max(reply.behind + len(reply.places) for reply, _ in replies)
+    before = [prompt[: reply.behind] for reply, prompt in replies]
+    own = [reply.places for reply, _ in replies]
+    # Long beside its prompt, a completion attends as one text with it: a causal square costs half of its scores and
+    # needs no mask. Otherwise the prompt's own attention is not repeated.
+    if whole * whole / 2 < longest * (width + longest):
+        both = [[*prompt, *reply] for prompt, reply in zip(before, own, strict=True)]
+        both_BS = _padded(both, whole)
+        rows = [_Row(reply.places, reply.behind) for reply, _ in replies]
+        return Texts(both_BS, both_BS, None), rows
+    own_BT = _padded(own, longest)
+    seen_BS = torch.cat([_padded(before, width), own_BT], 1)
+    # Hidden: padding of the prompt, and later tokens.
+    lengths_B = torch.tensor([len(prompt) for prompt in before])
+    padding_BP = torch.arange(width) >= lengths_B[:, None]
+    later_TT = torch.ones(longest, longest, dtype=torch.bool).triu(1)
+    shape = len(replies), longest, -1
+    hidden_BTS = torch.cat([padding_BP[:, None].expand(shape), later_TT.expand(shape)], -1)
+    mask_BTS = torch.zeros(hidden_BTS.shape, dtype=dtype).masked_fill_(hidden_BTS, float("-inf"))
+    return Texts(own_BT, seen_BS, mask_BTS[:, None]), [_Row(tokens, 0) for tokens in own]
 
 
 def _attend(
@@ -488,17 +392,6 @@ def _attend(
     scale: float,
 ) -> torch.Tensor:
     """Attention with a mask that is added to the scores; None for the causal mask of rows padded on the right."""
-    if _products_are_faster(query_BHTD, key_BhSD):
-        return checkpoint(  # type: ignore[no-any-return]
-            _products,
-            query_BHTD,
-            key_BhSD,
-            value_BhSD,
-            mask_B1TS,
-            scale,
-            use_reentrant=False,
-            preserve_rng_state=False,
-        )
     groups = query_BHTD.shape[1] // key_BhSD.shape[1]
     return nn.functional.scaled_dot_product_attention(
         query_BHTD,
@@ -510,37 +403,16 @@ def _attend(
     )
 
 
-def _products_are_faster(query_BHTD: torch.Tensor, key_BhSD: torch.Tensor) -> bool:
-    """Returns whether plain matrix products beat PyTorch's fused attention, whose backward pass in bfloat16 is slow on CPUs.
+def _products_are_faster(states: torch.Tensor, texts: Sequence[Texts]) -> bool:
+    """Returns whether plain products beat PyTorch's fused attention, whose backward pass in bfloat16 is slow on CPUs.
 
-    With 60 tokens behind 100 three times as fast, with 200 behind 300 no faster (SmolLM2, AMX).
+    With 60 tokens behind 100 three times as fast, with 400 behind 600 as fast, with 800 behind 1200 half as fast
+    (SmolLM2's heads, AMX).
     """
-    return (
-        query_BHTD.requires_grad
-        and query_BHTD.device.type == "cpu"
-        and query_BHTD.dtype == torch.bfloat16
-        and query_BHTD.shape[2] * key_BhSD.shape[2] <= 256**2
-    )
-
-
-def _products(
-    query_BHTD: torch.Tensor,
-    key_BhSD: torch.Tensor,
-    value_BhSD: torch.Tensor,
-    mask_B1TS: torch.Tensor | None,
-    scale: float,
-) -> torch.Tensor:
-    """The same as two products, with the query heads of a key head as further tokens."""
-    rows, heads, tokens, size = query_BHTD.shape
-    shared, seen = key_BhSD.shape[1:3]
-    if mask_B1TS is None:
-        mask_B1TS = query_BHTD.new_full((1, 1, tokens, seen), float("-inf")).triu(1)
-    query = (query_BHTD * scale).reshape(rows * shared, -1, size)
-    scores = torch.bmm(query, key_BhSD.reshape(rows * shared, seen, size).transpose(1, 2))
-    scores.view(rows, heads, tokens, seen).add_(mask_B1TS)
-    weights = torch.softmax(scores, -1)
-    value = value_BhSD.reshape(rows * shared, seen, size)
-    return torch.bmm(weights, value).view(rows, heads, tokens, size)
+    if not (states.requires_grad and states.is_cpu and states.dtype == torch.bfloat16):
+        return False
+    scores = [text.query_BT.shape[1] * text.seen_BS.shape[1] for text in texts]
+    return max(scores) <= 1024**2
 
 
 def alike(lengths: Sequence[int]) -> list[list[int]]:

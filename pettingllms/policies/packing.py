@@ -500,6 +500,8 @@ def last_states(
 
 LOGITS_PER_CHUNK = 1 << 25
 """128 MiB in float32; an update holds about three times that."""
+_CACHED_LOGITS = 1 << 18
+"""1 MiB in float32, what a core keeps at hand."""
 
 
 def token_logprobs(
@@ -524,52 +526,85 @@ def token_logprobs(
     Returns:
         float32 of shape `_M` each; None for entropies that were not asked for.
     """
-
-    def score(states_CX: torch.Tensor, ids_C: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        # A sum over a vocabulary needs more than the two or three digits of bfloat16.
-        values_CV = logits(model, states_CX).float()
-        if temperature != 1.0:
-            values_CV = values_CV / temperature
-        # Under one name, so that what is no longer needed is freed.
-        values_CV = nn.functional.log_softmax(values_CV, -1)
-        logprobs_C = -nn.functional.nll_loss(values_CV, ids_C, reduction="none")
-        if not entropy:
-            # Empty in place of entropies, so that all chunks are joined in the same way.
-            return logprobs_C, ids_C.new_empty(0)
-        with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
-            return logprobs_C, -torch.linalg.vecdot(values_CV.exp(), values_CV)
-
+    score = partial(_score, temperature=temperature, entropy=entropy)
     head = model.get_output_embeddings()
     size = max(1, LOGITS_PER_CHUNK // head.weight.shape[0])
-    if not torch.is_grad_enabled():
-        scorer = score
-    elif not (entropy_grad or any(parameter.requires_grad for parameter in head.parameters())):
-        scorer = partial(_with_slopes, score)
+    trained = any(parameter.requires_grad for parameter in head.parameters())
+
+    def whole(states_CX: torch.Tensor, ids_C: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return score(logits(model, states_CX), ids_C, entropy_grad=entropy_grad)[:2]
+
+    scorer: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+    if not torch.is_grad_enabled() or not (entropy_grad or trained):
+        scorer = partial(_with_slopes, model, score, temperature)
     elif len(ids_M) <= size:
-        scorer = score  # a single chunk is small enough to be kept until the backward pass
+        scorer = whole  # a single chunk is small enough to be kept until the backward pass
     else:
-        scorer = partial(checkpoint, score, use_reentrant=False)
+        scorer = partial(checkpoint, whole, use_reentrant=False)
     chunks = zip(states_MX.split(size), ids_M.split(size), strict=True)
     scored = [scorer(*chunk) for chunk in chunks]
     logprobs, entropies = (torch.cat(values) for values in zip(*scored, strict=True))
     return logprobs, entropies if entropy else None
 
 
+def _score(
+    values_CV: torch.Tensor,
+    ids_C: torch.Tensor,
+    *,
+    temperature: float,
+    entropy: bool,
+    entropy_grad: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Log-probabilities of tokens, entropies or nothing, and log-probabilities of the whole vocabulary."""
+    # A sum over a vocabulary needs more than the two or three digits of bfloat16.
+    values_CV = values_CV.float()
+    if temperature != 1.0:
+        values_CV = values_CV / temperature
+    # Under one name, so that what is no longer needed is freed.
+    values_CV = nn.functional.log_softmax(values_CV, -1)
+    logprobs_C = -nn.functional.nll_loss(values_CV, ids_C, reduction="none")
+    if not entropy:
+        # Empty in place of entropies, so that all chunks are joined in the same way.
+        return logprobs_C, logprobs_C.new_empty(0), values_CV
+    with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
+        return logprobs_C, -torch.linalg.vecdot(values_CV.exp(), values_CV), values_CV
+
+
 def _with_slopes(
-    score: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
+    model: PreTrainedModel,
+    score: Callable[..., tuple[torch.Tensor, ...]],
+    temperature: float,
     states_CX: torch.Tensor,
     ids_C: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Calls `score`, and takes its backward pass at once, so that no logits are kept or computed again.
+    """Scores a chunk, and takes its backward pass at once, so that no logits are kept or computed again.
 
-    A log-probability follows from one state alone: its slope is the same whatever the loss makes of it.
+    A log-probability follows from one state alone: its slope is the same whatever the loss makes of it. Slopes take the
+    place of the logits. On a CPU a few rows at a time go through all steps, while they are in its cache.
     """
-    leaf_CX = states_CX.detach().requires_grad_()
-    with torch.enable_grad():
-        logprobs_C, entropies_C = score(leaf_CX, ids_C)
-        (slopes_CX,) = torch.autograd.grad(logprobs_C.sum(), leaf_CX)
+    slopes = torch.is_grad_enabled()
+    leaf_CX = states_CX.detach().requires_grad_(slopes)
+    values_CV = logits(model, leaf_CX)
+    size = (
+        max(1, _CACHED_LOGITS // values_CV.shape[1])
+        if values_CV.device.type == "cpu"
+        else len(ids_C)
+    )
+    scored = list[tuple[torch.Tensor, ...]]()
+    with torch.no_grad():
+        for values_RV, ids_R in zip(values_CV.detach().split(size), ids_C.split(size), strict=True):
+            *scores, logprobs_RV = score(values_RV, ids_R)
+            scored.append(tuple(scores))
+            if slopes:  # of softmax: one at the token, less the probabilities
+                slopes_RV = logprobs_RV.exp_().neg_()
+                slopes_RV[torch.arange(len(ids_R)), ids_R] += 1.0
+                values_RV.copy_(slopes_RV if temperature == 1.0 else slopes_RV.div_(temperature))
+    logprobs_C, entropies_C = (torch.cat(values) for values in zip(*scored, strict=True))
+    if not slopes:
+        return logprobs_C, entropies_C
+    (slopes_CX,) = torch.autograd.grad(values_CV, leaf_CX, values_CV.detach())
     moved_CX = (states_CX - leaf_CX.detach()).float()  # 0, with the gradient of the states
-    return logprobs_C.detach() + torch.linalg.vecdot(moved_CX, slopes_CX.float()), entropies_C
+    return logprobs_C + torch.linalg.vecdot(moved_CX, slopes_CX.float()), entropies_C
 
 
 def logits(model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:

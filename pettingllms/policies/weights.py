@@ -526,9 +526,12 @@ class _HalfPrecision(LoraVariant):
             lora[active_adapter].get_parameter("weight").to(x)
             for lora in (module.lora_A, module.lora_B)
         )
-        inner = nn.functional.linear(module.lora_dropout[active_adapter](x), down).flatten(0, -2)
+        inner = nn.functional.linear(module.lora_dropout[active_adapter](x), down)
         scale = module.scaling[active_adapter]
-        return torch.addmm(result.flatten(0, -2), inner, up.T, alpha=scale).view_as(result)
+        if result.dim() == 3:  # in place: a copy of the base's product takes as long as this one
+            return result.baddbmm_(inner, up.T.expand(len(inner), -1, -1), alpha=scale)
+        rows = torch.addmm(result.flatten(0, -2), inner.flatten(0, -2), up.T, alpha=scale)
+        return rows.view_as(result)
 
 
 def _in_half_precision(layer: LoraLayer) -> None:
