@@ -353,6 +353,11 @@ def make_env(
             arguments.setdefault(name, value)
     if arguments.get("dataset") is not None and getattr(env_class, "divides_datasets", False):
         arguments["dataset"] = (divided if divide else as_path)(arguments["dataset"])
+    if "split" in arguments and "split" in parameters:
+        raise ConfigError(
+            f"--env-args.split {arguments['split']!r}: training has its own splits, and --split chooses that of "
+            "an evaluation; leave it out of env_args"
+        )
     fitted = {"split": split, **embedded_arguments(config, env_class)}
     taken = {name: value for name, value in fitted.items() if name in parameters}
     if open_ended and "split" not in arguments:

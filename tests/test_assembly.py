@@ -46,6 +46,11 @@ def test_an_environment_gets_split_alpha_and_the_prompts_of_its_model() -> None:
     assert made(env_args='{"max_turns": 2}').max_turns == 2
 
 
+def test_the_split_of_a_run_is_not_an_argument_of_its_environment() -> None:
+    with pytest.raises(ConfigError, match=r"env-args.split 'test'.*leave it out"):
+        made(env_args='{"split": "test"}')
+
+
 def test_a_partial_of_an_environment_is_fitted_to_the_embedded_model_as_its_class_is() -> None:
     maker = functools.partial(sokoban_v0.env, size=6, boxes=1)
     env = make_env(ATGRPOConfig(), "val", maker).unwrapped

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from pettingllms.evaluation.compare import Coverage, coverage, paired
 from pettingllms.evaluation.report import as_text, coverage_table
 from pettingllms.evaluation.run import section
 from pettingllms.evaluation.scores import pass_at_k
-from pettingllms.rollout.trajectory import Trajectory
+from pettingllms.rollout.trajectory import Overlong, Trajectory
 from pettingllms.types import Candidate, Completion, Group, GroupKey, Task
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -94,6 +95,16 @@ def test_sharpening_gains_the_first_sample_and_loses_tasks() -> None:
     for name in ("preserved", "expansion", "shrinkage"):
         assert getattr(last, name) == expected[name]
     assert by_k[0].expansion > 0
+
+
+def test_an_episode_that_ended_at_its_first_prompt_is_a_failure_as_in_the_scores() -> None:
+    fits = side([True, True], [True, False])
+    cut = side([True, True], [None, None])
+    for place in (2, 3):
+        cut[place] = replace(cut[place], overlong=Overlong("coder_0", 9, 5))
+    (_, record) = coverage(cut, fits)
+    assert (record.preserved, record.expansion, record.neither) == (1, 1, 0)
+    assert paired(cut, fits, ("cut", "fits"), 0).tasks == 2
 
 
 def test_one_sample_of_a_task_or_no_verdict_has_no_coverage() -> None:

@@ -175,7 +175,9 @@ def conversation(text: str) -> Conversation:
     """One in which every text that a program or a tool can write is `text`."""
     parameters = {"type": "object", "properties": {"a": {"type": "integer", "description": text}}}
     tool = {"name": "add", "description": text, "parameters": parameters}
-    call = {"name": "add", "arguments": json.dumps({"a": 1, "b": text})}
+    # With escapes, which templates that write objects read back.
+    arguments = json.dumps({"a": 1, "b": text}).replace("<", "\\u003c").replace(">", "\\u003e")
+    call = {"name": "add", "arguments": arguments}
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": text},
         {"role": "user", "content": text},
@@ -210,6 +212,22 @@ def test_no_text_of_a_conversation_opens_or_closes_a_turn(name: str) -> None:
     for mark in ("<tool_response>", "</tool_response>", "</think>"):
         # Five of the seven texts are the program's own or the role's; users' and tools' have none.
         assert decoded.count(mark) <= shown.count(mark) + 5
+
+
+def test_arguments_may_spell_lone_surrogates_and_need_not_be_what_a_template_expects() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = (TEMPLATES / "qwen3.jinja").read_text()
+    written = conversation("a text")
+    call = written.messages[2]["tool_calls"][0]["function"]
+    call["arguments"] = '{"b": "\\ud800"}'
+    assert "?" in str(tokenizer.decode(list(Chat(tokenizer, (0,)).prompt_ids(written))))
+    call["arguments"] = "[1, 2]"
+    tokenizer.chat_template = (
+        "{# tools #}{% for m in messages %}{% for c in m.tool_calls or [] %}"
+        "{% for name, value in c.function.arguments|items %}{{ name }}{% endfor %}{% endfor %}{% endfor %}"
+    )
+    with pytest.raises(ConfigError, match="does not take this conversation"):
+        Chat(tokenizer, (0,)).prompt_ids(written)
 
 
 def test_tools_are_refused_where_a_template_has_no_place_for_them() -> None:

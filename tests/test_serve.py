@@ -133,6 +133,8 @@ def test_plain_completions_take_text_or_token_ids(client):
         ({"model": "writr"}, 404, "no model 'writr'; did you mean 'writer'"),
         ({"model": "base"}, 404, "no model 'base'"),
         ({"model": "team"}, 400, "takes no free question"),
+        ({"tools": "\ud800"}, 400, r"tools must be a list of functions, got '\ud800'"),
+        ({"stream_options": "\ud800"}, 400, "stream_options may hold include_usage only"),
         ({"tools": [{"type": "function"}]}, 400, "tools must be a list of functions"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "no place for tools"),
         ({"presence_penalty": 0.5}, 400, "'presence_penalty' is supported as 0 only, got '0.5'"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
 
 import openai
@@ -10,7 +12,7 @@ import torch
 
 from pettingllms.envs import make
 from pettingllms.envs.questions import role_prompts
-from pettingllms.errors import SandboxUnavailable
+from pettingllms.errors import ConfigError, SandboxUnavailable
 from pettingllms.models import EMBEDDED
 from pettingllms.policies.loading import load_policies
 from pettingllms.samplers.base import SamplingParams
@@ -95,6 +97,23 @@ def test_a_question_cannot_open_a_turn_of_its_own(client, coders):
 
 
 # -------------------------------------------------------------------------------- team
+
+
+def test_no_text_of_a_client_is_tokenized_on_the_event_loop(client, coders, monkeypatch):
+    """Megabytes would hold up everybody else for seconds."""
+    loops = []
+
+    def read(*_):
+        with contextlib.suppress(RuntimeError):
+            loops.append(asyncio.get_running_loop())
+        raise ConfigError("read")
+
+    monkeypatch.setattr(coders.reader, "read_team", read)
+    monkeypatch.setattr(coders.reader, "read", read)
+    for model in ("team", "coder"):
+        with pytest.raises(openai.BadRequestError, match="read"):
+            client.chat.completions.create(model=model, messages=said("?"))
+    assert not loops
 
 
 @pytest.mark.slow

@@ -344,8 +344,12 @@ def _at(k: int, pairs: Sequence[tuple[Sequence[bool], Sequence[bool]]]) -> Cover
 def _verdicts(episodes: Sequence[Trajectory]) -> Mapping[str, list[bool]]:
     """Task -> whether each of its samples succeeded, in their order."""
     samples: dict[str, list[tuple[int, bool]]] = {}
+    if all(episode.success is None for episode in episodes):
+        return {}
     for episode in episodes:
-        if episode.success is not None:
-            samples.setdefault(episode.task.id, []).append((episode.episode, episode.success))
+        # One that ended at its first prompt has no verdict of the environment, and counts as a failure.
+        if episode.success is not None or episode.overlong is not None:
+            verdict = episode.episode, bool(episode.success)
+            samples.setdefault(episode.task.id, []).append(verdict)
     # By the number of the sample, because k takes the first ones.
     return {task: [won for _, won in sorted(pairs)] for task, pairs in samples.items()}

@@ -89,6 +89,7 @@ class EvalConfig:
         "never end",
         aliases=("--tasks",),
         at_least=1,
+        at_most=10**7,
     )
     samples: int = task_setting(
         1,

@@ -32,6 +32,8 @@ _HARMONY = re.compile(r"<\|start\|>[a-z]*|<\|(?:channel|constrain|end|message|re
 """What stands between the channels of gpt-oss: tokens, and the role behind one of them."""
 
 
+REFUSALS = (TemplateError, TypeError)
+"""What a template raises that does not take a conversation: `items` of arguments that are a list is a `TypeError`."""
 _MARKS = re.compile(r"</?(?:think|tool_call|tool_response|tools)>")
 """Of chat templates, where they are texts and no tokens of control."""
 
@@ -121,7 +123,7 @@ class Chat:
             return self.conversation_ids([{"role": "user", "content": text}])
         try:
             return self.conversation_ids(text.messages, text.tools)
-        except TemplateError as error:
+        except REFUSALS as error:
             roles = ", ".join(message["role"] for message in text.messages)
             raise ConfigError(
                 f"the chat template of {self.tokenizer.name_or_path!r} does not take this conversation "
@@ -138,7 +140,7 @@ class Chat:
 
         Raises:
             ConfigError: there are tools, and the template has no place for them.
-            jinja2.TemplateError: the template does not take such a conversation.
+            REFUSALS: the template does not take such a conversation.
         """
         if tools and "tools" not in str(self.tokenizer.chat_template):
             raise ConfigError(
@@ -162,7 +164,9 @@ class Chat:
         for call in plain.get("tool_calls", ()):
             # Templates write objects; clients send arguments as the text that they were given.
             with contextlib.suppress(ValueError, RecursionError):
-                call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+                arguments = json.loads(call["function"]["arguments"])
+                # Again: an escape such as \u003c can spell a control token.
+                call["function"]["arguments"] = self._all_plain(arguments)
         return plain
 
     def _all_plain(self, value: Any) -> Any:

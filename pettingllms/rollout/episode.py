@@ -12,6 +12,7 @@ import json
 import math
 import random
 import re
+import sys
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -350,9 +351,9 @@ def plain_info(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Replaces numbers that JSON does not know (NaN, infinity) in `value` by None."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
+    """Replaces numbers that JSON does not know (NaN, infinity), nor statistics (integers of 400 digits), in `value` by None."""
+    if isinstance(value, float) or (isinstance(value, int) and abs(value) > sys.float_info.max):
+        return value if abs(value) <= sys.float_info.max else None
     if isinstance(value, Mapping):
         return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):

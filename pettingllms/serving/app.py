@@ -15,6 +15,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 import uvicorn
@@ -86,7 +87,8 @@ class _Interface:
         body = await body_of(request)
         if not self._reader.for_team(body):
             return await self._server.answer(request, body, form)
-        wanted = self._reader.read_team(body, form)
+        # In a thread: megabytes of text take seconds to tokenize.
+        wanted = await asyncio.to_thread(self._reader.read_team, body, form)
         assert self._server.team is not None  # who reads a request for the team has one
         answer = TeamAnswer(self._server.team, wanted)
         if wanted.stream:
@@ -106,7 +108,8 @@ class _Interface:
         role, text = self._counting(body), body.get("prompt")
         if not isinstance(text, str):
             raise ConfigError("prompt must be text")
-        ids = self._reader.chat(role).tokenizer.encode(plain(text), add_special_tokens=False)
+        encode = self._reader.chat(role).tokenizer.encode
+        ids = await asyncio.to_thread(encode, plain(text), add_special_tokens=False)
         context = self._reader.context(role)
         return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": context})
 
@@ -116,7 +119,8 @@ class _Interface:
         ids, size = body.get("tokens"), len(tokenizer)
         if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < size for i in ids):
             raise ConfigError(f"tokens must be a list of ids from 0 to {size - 1}")
-        text = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+        decode = partial(tokenizer.decode, clean_up_tokenization_spaces=False)
+        text = await asyncio.to_thread(decode, ids)
         return JSONResponse({"prompt": text})
 
     def _counting(self, asked: Mapping[str, Any]) -> str:

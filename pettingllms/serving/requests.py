@@ -13,12 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from jinja2 import TemplateError
-
 from pettingllms.envs.program_calls import NotServed, messages_of
 from pettingllms.envs.questions import RolePrompt
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
-from pettingllms.policies.chat import Chat
+from pettingllms.policies.chat import REFUSALS, Chat
 from pettingllms.samplers.base import SamplingParams
 
 TEAM = "team"
@@ -295,7 +293,7 @@ class RequestReader:
                 turns = asked(turns, self.prompts.get(role))
             try:
                 return (self.chat(role).conversation_ids(turns, _tools(body)),)
-            except TemplateError as error:
+            except REFUSALS as error:
                 raise ConfigError(
                     f"the chat template refuses this conversation: {error}"
                 ) from error
@@ -379,7 +377,7 @@ def _tools(body: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         isinstance(tool, Mapping) and isinstance(tool.get("function"), Mapping) for tool in tools
     )
     if not fits:
-        raise ConfigError(f"tools must be a list of functions, got {str(tools)[:80]}")
+        raise ConfigError(f"tools must be a list of functions, got {tools!r:.80}")
     return tools
 
 
@@ -421,7 +419,7 @@ def _usage(body: Mapping[str, Any]) -> bool:
     fits = isinstance(options, dict) and options.keys() <= {"include_usage", *_STREAMED}
     if not fits or any(options.get(name) for name in _STREAMED):
         raise ConfigError(
-            f"stream_options may hold include_usage only, got {str(body['stream_options'])[:80]}"
+            f"stream_options may hold include_usage only, got {body['stream_options']!r:.80}"
         )
     return flag(options, "include_usage")
 
