@@ -2,7 +2,7 @@
 
 For each board game, with an answer that stops at its first refused part and with one that skips refused parts:
 success and mean returns on test tasks of the constants that are shipped (`benchmarks.constant_answers`) and of
-the best of a new hill climb on training tasks (`--search` seconds each; four texts, one a turn). Writes
+the best of a new hill climb on training tasks (`--search` seconds each; a text for each turn). Writes
 `results/blind.json` and prints the table. CPU only; no model plays.
 """
 
@@ -16,17 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.constant_answers import ANSWERS, Blind, blind_baseline
+from benchmarks.evidence import revision
 from benchmarks.options import Options
 from pettingllms.envs import TextEnv, make
+from pettingllms.envs.aec import creator_of
 
 GAMES: dict[str, tuple[str, dict[str, Any]]] = {
     "plan_path 6x6, 6 to 36 moves": ("plan_path", {"height": 6, "width": 6, "moves": (6, 36)}),
     "plan_path 10x10": ("plan_path", {}),
+    "plan_path of parts": ("plan_path", dict(creator_of("plan_path").embedded_parts)),
     "sokoban 6x6, 1 box": ("sokoban", {}),
     "sudoku 4x4": ("sudoku", {}),
 }
 RESULTS = Path(__file__).parent / "results" / "blind.json"
-TURNS = 4
 LONGEST = {"stop": 40, "skip": 200}
 CLIMBED, TESTED = 300, 1000
 """Training tasks of the search, and test tasks of the result."""
@@ -58,11 +60,11 @@ def grids(rng: random.Random, old: str, longest: int) -> str:  # noqa: ARG001 - 
 
 def climbed(env: TextEnv, change: Callable[..., str], longest: int, seconds: float) -> list[str]:
     """The texts that did best on training tasks when time was up."""
-    rng = random.Random(0)
-    words = [change(rng, "", longest) for _ in range(TURNS)]
+    rng, turns = random.Random(0), env.max_turns
+    words = [change(rng, "", longest) for _ in range(turns)]
     best, until = -1.0, time.monotonic() + seconds
     while time.monotonic() < until:
-        turn = rng.randrange(TURNS)
+        turn = rng.randrange(turns)
         new = [change(rng, word, longest) if n == turn else word for n, word in enumerate(words)]
         (baseline,) = blind_baseline(env, [[f"[{word}]" for word in new]], episodes=CLIMBED)
         if baseline.success >= best:
@@ -95,7 +97,8 @@ def main() -> None:
             print(
                 f"{title:30} {rule}  success {baseline.success:.3f}  returns {earned}", flush=True
             )
-    content = {"search_seconds": chosen.search, "test_tasks": TESTED, "rows": rows}
+    settings = {"search_seconds": chosen.search, "test_tasks": TESTED}
+    content = {"revision": revision(), **settings, "rows": rows}
     RESULTS.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 

@@ -59,6 +59,11 @@ ANSWERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
             "[RDRLDDRDRDUURURDRLRLDRDRDLLRURULLLULRUDL]",
             "[LLLLUULDDDUUDRUULURDLURDLLDLLLURUDDRLRUU]",
         ),
+        # For the eight turns of the base with parts.
+        (
+            *("[RLRRLRRU]", "[DDDUDDLR]", "[URRRR]", "[DLUULDLUULD]", "[LLRUR]"),
+            *("[UUUULLUDLRULLL]", "[RRRRLRRR]", "[DDLUDLUUDUDLLDRUULLDDRUL]"),
+        ),
         # More than 200 are not read (`parsing.MAX_MOVES`).
         _walks(4, 200),
     ),

@@ -9,11 +9,13 @@ import re
 import pytest
 import torch
 
-from benchmarks import boards, habits, learning, sandbox, tables
+from benchmarks import boards, habits, learning, overlap, sandbox, tables
 from benchmarks.evidence import PASS_TASKS, PASSES
 from benchmarks.measure import Products, _of_attention
 from benchmarks.priming import prime
 from pettingllms.cli import train
+from pettingllms.data import arithmetic
+from pettingllms.data.arithmetic import Step, Story
 from pettingllms.envs import ENVIRONMENTS, make
 from pettingllms.models import DEFAULT, EMBEDDED
 from pettingllms.trainers.config import ATGRPOConfig, resolve
@@ -156,6 +158,25 @@ def test_rows_of_another_revision_leave_the_results_when_new_ones_come_in():
     runs = learning.beside({"at_grpo-0": old, "at_grpo-1": old}, "at_grpo-0", new)
     assert runs == {"at_grpo-0": new}
     assert learning.beside(runs, "at_grpo-1", newest) == {"at_grpo-0": new, "at_grpo-1": newest}
+
+
+def test_a_task_that_was_shown_is_found_under_other_names_and_in_another_order():
+    grid, twin, other = (
+        tuple(map(int, text))
+        for text in ("1234341221434321", "4321214334121234", "1234341241232341")
+    )
+    assert overlap.seen([grid], [twin, other], tuple) == 0
+    assert overlap.seen([grid], [twin, other], overlap.renamed) == 1
+    shown = Story(7, (Step("+", 5), Step("-", 3)), "")
+    turned = Story(5, (Step("-", 3), Step("+", 7)), "")
+    fresh = Story(7, (Step("+", 5), Step("+", 3)), "")
+    assert overlap.seen([shown], [turned, fresh], overlap.reordered) == 1
+
+
+def test_old_stories_are_of_the_old_training_split_alone():
+    # Held-out stories leave it out, in this order.
+    shown = {story.computation for story in overlap.old_stories(4000)}
+    assert not shown & {arithmetic.generate(seed, "test").computation for seed in range(300)}
 
 
 SIZES = {
