@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
 from pettingllms.errors import ConfigError
 
-_PLAIN = tuple(f"tag:yaml.org,2002:{name}" for name in "str int float bool null seq map".split())
+_NAMES = ("str", "int", "float", "bool", "null", "seq", "map")
+_PLAIN = tuple(f"tag:yaml.org,2002:{name}" for name in _NAMES)
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
     # Without those of dates, which stay text, and of merges.
-    yaml_implicit_resolvers = {
+    yaml_implicit_resolvers: ClassVar = {
         first: [(tag, pattern) for tag, pattern in pairs if tag in _PLAIN]
         for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
     # None is the one that refuses any other tag.
-    yaml_constructors = {tag: yaml.SafeLoader.yaml_constructors[tag] for tag in (*_PLAIN, None)}
+    yaml_constructors: ClassVar = {
+        tag: yaml.SafeLoader.yaml_constructors[tag] for tag in (*_PLAIN, None)
+    }
 
     def fetch_alias(self) -> None:
         # Aliases make cycles, and gigabytes of a few lines.
