@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,9 @@ import pytest
 
 from pettingllms.cli import view
 from pettingllms.errors import ConfigError, UnknownNameError
+from pettingllms.evaluation.scores import scores_by_task
 from pettingllms.rollout.files import METRICS, TRAJECTORIES, CandidateRow, DecisionRow, EpisodeRow
+from pettingllms.rollout.trajectory import Overlong, success_rate
 from pettingllms.statistics import paired_difference
 from pettingllms.viewer.episodes import EpisodeIndex, encoded, facts, parsed, shown
 from pettingllms.viewer.folders import checked, sources_in
@@ -175,6 +179,12 @@ def test_a_growing_file_is_indexed_from_where_it_was(tmp_path: Path) -> None:
     assert about(index) == about(indexed(path))
 
 
+def head(**changed: Any) -> bytes:
+    """The line of an episode with other values."""
+    row = json.loads(lines([episode("t", [["x"]])], step=1))
+    return json.dumps(changed | {k: v for k, v in row.items() if k not in changed}).encode()
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
@@ -186,8 +196,14 @@ def test_a_growing_file_is_indexed_from_where_it_was(tmp_path: Path) -> None:
         (b"[" * 100_000, "recursion"),
         (b'{"\xff": 1}', "codec"),
         (b"", "Expecting"),
+        (head(success=1), "success is 1"),
+        (head(episode=1e999), "infinity"),
+        (head(returns={"a": 10**400}), "too large"),
+        (head(returns={"a": 1e999}), "the returns are inf"),
+        (head(returns={"a": math.nan}), "the returns are nan"),
+        (head(returns={"a": 1e308, "b": 1e308}), "the returns are inf"),
     ],
-    ids=range(8),
+    ids=range(14),
 )
 def test_a_broken_line_is_named_and_skipped(tmp_path: Path, line: bytes, reason: str) -> None:
     path = run_folder(tmp_path / "run", steps=1) / TRAJECTORIES
@@ -210,6 +226,75 @@ def test_a_line_that_is_broken_inside_is_named_when_it_is_read(tmp_path: Path) -
     assert answer["broken"][0][0] == 1
     with pytest.raises(ConfigError, match=r"line 1 of trajectories\.jsonl is broken"):
         library.episode(source, 1)
+
+
+DROPPED = object()
+
+
+@pytest.mark.parametrize("wrong", [DROPPED, None, 10**400, "x", [[]], {"a": None}, math.nan, 1e308])
+def test_what_a_page_reads_is_there_or_the_line_is_named(tmp_path: Path, wrong: Any) -> None:
+    run = run_folder(tmp_path / "runs" / "one", steps=1)
+    good = (run / TRAJECTORIES).read_bytes().split(b"\n")[0]
+    library = Library([tmp_path / "runs"])
+    [source] = library.sources()
+    needed = {"prompt", "completion", "team_reward", "local_reward", "reward", "token_ids", "info"}
+    for place in range(3):
+        for key in list(part(json.loads(good), place)):
+            row = json.loads(good)
+            changed = part(row, place)
+            changed[key] = wrong
+            if wrong is DROPPED:
+                del changed[key]
+            (run / TRAJECTORIES).write_bytes(json.dumps(row).encode() + b"\n" + good + b"\n")
+            answers = library.labels(source), library.facts(source, "1", 0)
+            found = library.search(source, "1", "print", 0)
+            assert 2 in [row["line"] for row in answers[1]["rows"]], key
+            assert 2 in found["rows"], key
+            assert all(map(encoded, [*answers, found, library.listed(), library.tasks(source)]))
+            named = [line for answer in answers for line, _ in answer["broken"]]
+            if wrong is DROPPED and key in needed:
+                assert named == [1], key
+            if 1 not in named and 1 in [row["line"] for row in answers[1]["rows"]]:
+                assert encoded(library.episode(source, 1))
+
+
+def part(row: Any, place: int) -> dict[str, Any]:
+    """An episode, its first decision, or that one's first candidate."""
+    inside = [row, row["decisions"][0], row["decisions"][0]["candidates"][0]]
+    found: dict[str, Any] = inside[place]
+    return found
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"time/step": 0.5, "time/x": 10**400},
+        [["time/step", 1], [5, 6]],
+    ],
+)
+def test_a_row_of_metrics_that_cannot_be_shown_is_named(tmp_path: Path, line: Any) -> None:
+    run = run_folder(tmp_path / "run", steps=1)
+    with (run / METRICS).open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    library = Library([run])
+    answer = library.metrics(library.sources()[0], 0)
+    assert [row["step"] for row in answer["rows"]] == [1]
+    assert [number for number, _ in answer["broken"]] == [2]
+
+
+@pytest.mark.parametrize("weight", [2, 1e999, 10**400, "x", None])
+def test_the_weight_of_a_reward_may_be_anything(tmp_path: Path, weight: Any) -> None:
+    run = run_folder(tmp_path / "run", steps=1, alpha=weight)
+    row = json.loads((run / TRAJECTORIES).read_bytes().split(b"\n")[0])
+    part(row, 2)["team_reward"] = 10**308
+    (run / TRAJECTORIES).write_text(json.dumps(row) + "\n")
+    library = Library([run])
+    assert encoded(library.episode(library.sources()[0], 1))
+
+
+def test_what_was_read_can_be_answered_however_deep_it_is() -> None:
+    deep = json.loads("[" * 600 + "NaN, 1e999" + "]" * 600)
+    assert encoded(deep) == b"[" * 600 + b"null,null" + b"]" * 600
 
 
 @pytest.mark.parametrize("damage", ["other", "shorter", "longer"])
@@ -485,6 +570,36 @@ def test_tasks_are_grouped_with_their_own_text_and_the_hardest_stand_first(tmp_p
     assert pair["counts"] == {"right": 2, "wrong": 0, "same": 1}
     expected = paired_difference([1.0, 0.5, 0.0], [1.0, 1.0, 0.25], share=True, seed=0)
     assert pair["difference"] == expected._asdict() | {"verdict": "not decided"}
+
+
+def test_a_prompt_without_room_fails_as_in_the_results(tmp_path: Path) -> None:
+    unread = Overlong("coder_0", 200, 100)
+    whole = [episode(f"t:{task}", [["x"]]) for task in range(3)]
+    cut = [whole[0], replace(whole[1], groups=(), overlong=unread), whole[2]]
+    mute = [replace(made, groups=(), overlong=unread) for made in whole]
+    path = eval_folder(tmp_path / "mine", teams=())
+    teams = {"whole": whole, "cut": cut, "mute": mute}
+    content = b"".join(lines(made, team=team) for team, made in teams.items())
+    (path / TRAJECTORIES).write_bytes(content)
+    library = Library([path])
+    [source] = library.sources()
+    for row in library.labels(source)["labels"]:
+        scores = scores_by_task(teams[row["label"]]).values()
+        said = [score["success"] for score in scores if "success" in score]
+        assert (row["said"], row["solved"]) == (len(said), sum(said))
+    [hardest, *_] = library.tasks(source)["tasks"]
+    assert (hardest["task"], hardest["teams"]["cut"]["share"]) == ("t:1", 0.0)
+    pair = library.compare((source, "whole"), (source, "cut"))
+    assert pair["counts"] == {"right": 0, "wrong": 1, "same": 2}
+    shown_rows = library.facts(source, "cut", 0)["rows"]
+    assert [row["success"] for row in shown_rows] == [True, False, True]
+    # The success of a training step leaves them out.
+    run = run_folder(tmp_path / "run", steps=0)
+    (run / TRAJECTORIES).write_bytes(lines(cut, step=1))
+    trained = Library([run])
+    [step] = trained.labels(trained.sources()[0])["labels"]
+    assert step["share"] == success_rate(cut) == 1.0
+    assert step["said"] == 2
 
 
 def test_a_link_is_followed_once_and_not_when_the_next_run_begins(tmp_path: Path) -> None:

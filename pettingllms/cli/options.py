@@ -242,16 +242,16 @@ class OptionParser(CommandParser):
         return {name: getattr(namespace, name) for name in names if name in present}
 
     def _from_file(self, path: Path) -> dict[str, str]:
-        import yaml  # of the train extra, which other commands do without
-
-        from pettingllms.runs.folder import upgraded, yaml_mistake
+        # Of the train extra, which other commands do without.
+        from pettingllms.plain_yaml import read_yaml
+        from pettingllms.runs.folder import upgraded
 
         try:
-            values = yaml.safe_load(path.read_text(encoding="utf-8"))
+            values = read_yaml(path.read_bytes())
         except OSError as error:
             raise ConfigError(f"--config {path} cannot be read: {error.strerror}") from error
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--config {path} is not YAML: {yaml_mistake(error)}") from error
+        except ConfigError as error:
+            raise ConfigError(f"--config {path} is not YAML: {error}") from error
         if values is None:
             return {}
         if not isinstance(values, dict):

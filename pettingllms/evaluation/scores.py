@@ -22,6 +22,7 @@ import numpy as np
 
 from pettingllms.errors import ConfigError
 from pettingllms.grading import same
+from pettingllms.rollout.files import verdict
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.statistics import Estimate, bootstrap, is_share, primary, wilson
 from pettingllms.types import Group
@@ -251,8 +252,8 @@ def _add_team_scores(values: Mapping[str, list[float]], episode: Trajectory, fac
     if facts.overlong:
         values["overlong"].append(episode.overlong is not None)
     success = episode.success
-    if success is None and episode.overlong is not None and facts.success:
-        success = False  # ended at its first prompt, so that the environment never spoke
+    if episode.overlong is not None:
+        success = verdict(success, facts.success)
     if success is not None:
         values["success"].append(success)
         if episode.task.size:

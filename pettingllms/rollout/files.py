@@ -129,3 +129,11 @@ class EpisodeRow(TypedDict):
     came_from: NotRequired[OriginRow]  # training
     without: NotRequired[list[WithoutRow]]  # training
     decisions: list[DecisionRow]  # in order
+
+
+def verdict(success: bool | None, said: bool) -> bool | None:
+    """Whether an overlong episode counts as a success, where `said` tells that others have verdicts.
+
+    One that ended at its first prompt, so that the environment never spoke, counts as a failure.
+    """
+    return False if success is None and said else success

@@ -28,6 +28,7 @@ from safetensors import SafetensorError
 from pettingllms import __version__
 from pettingllms.errors import ConfigError, PettingLLMsError, RunFolderError, did_you_mean
 from pettingllms.models import DEFAULT
+from pettingllms.plain_yaml import read_yaml
 from pettingllms.rollout.episode import plain
 from pettingllms.rollout.files import (
     CONFIG,
@@ -329,13 +330,13 @@ def read_config(run: Path) -> ATGRPOConfig:
     """
     path = run / CONFIG
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = read_yaml(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         raise RunFolderError(f"{run} is no run folder: it has no {CONFIG}") from None
     except OSError as error:
         raise RunFolderError(f"{path} cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise RunFolderError(f"{path} is damaged: {yaml_mistake(error)}") from error
+    except ConfigError as error:
+        raise RunFolderError(f"{path} is damaged: {error}") from error
     if not isinstance(values, dict):
         raise RunFolderError(
             f"{path} is damaged: it holds {values!r} in place of settings; restore it, or start a "
@@ -351,15 +352,6 @@ def read_config(run: Path) -> ATGRPOConfig:
     # Runs that name no model are from the time when all environments had one default.
     old = config.model is None and config.embedded
     return dataclasses.replace(config, model=DEFAULT) if old else config
-
-
-def yaml_mistake(error: Exception) -> str:
-    """Describes in one line what is wrong with a YAML file, and where."""
-    mark = getattr(error, "problem_mark", None)
-    if mark is None:
-        return " ".join(str(error).split())
-    problem = getattr(error, "problem", None) or getattr(error, "context", None)
-    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}"
 
 
 def point_latest(run: Path) -> None:

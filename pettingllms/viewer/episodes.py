@@ -21,15 +21,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any, BinaryIO, NamedTuple
 
-from pettingllms.rollout.files import FORMAT, CandidateRow, DecisionRow, EpisodeRow
+from pettingllms.rollout.files import FORMAT, CandidateRow, DecisionRow, EpisodeRow, verdict
 
 HEAD = 64 << 10
 """Bytes of a line in which its decisions must begin for it to be indexed without parsing all of it."""
 TAIL = 4096
 """Bytes before the end of the index by which a changed file is noticed."""
 _DECISIONS = b'"decisions": ['
-_NO_EPISODE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
-"""What reading a line raises that is no episode."""
+NO_RECORD = (
+    ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError,
+)  # fmt: skip
+"""What reading a line raises that is no record."""
+LARGEST = 1e100
+"""The largest sum of returns, and weight of the team's reward, with which the page computes."""
 
 
 class Entry(NamedTuple):
@@ -46,6 +50,8 @@ class Entry(NamedTuple):
     success: bool | None
     total: float
     """The returns of all agents together."""
+    overlong: bool
+    """Whether a prompt without room ended it, in an evaluation: the scores of a step leave out what has no verdict."""
 
 
 class EpisodeIndex:
@@ -73,8 +79,14 @@ class EpisodeIndex:
         return list(self._by_label)
 
     def entries(self, label: str, after: int = 0) -> list[Entry]:
-        """The episodes of a step or a team, from the first line above `after` on."""
-        return [entry for entry in self._by_label.get(label, ()) if entry.line > after]
+        """The episodes of a step or a team, with their verdicts, from the first line above `after` on."""
+        entries = self._by_label.get(label, ())
+        said = any(entry.success is not None for entry in entries)
+        return [
+            entry._replace(success=verdict(entry.success, said)) if entry.overlong else entry
+            for entry in entries
+            if entry.line > after
+        ]
 
     def entry(self, line: int) -> Entry | None:
         """The episode in a line; None if it has none."""
@@ -103,7 +115,7 @@ class EpisodeIndex:
                 self._lines += 1
                 try:
                     self._add(line)
-                except _NO_EPISODE as error:
+                except NO_RECORD as error:
                     self.broken[self._lines] = _reason(error)
                 self._upto += len(line)
                 self._tail = line[-TAIL:]
@@ -130,12 +142,15 @@ class EpisodeIndex:
         if row["format"] != FORMAT:
             raise ValueError(f"format {row['format']}, this version reads {FORMAT}")
         success = row["success"]
-        if success not in (True, False, None):
+        if not isinstance(success, bool | None):
             raise ValueError(f"success is {success!r}")
         label = str(row["team"] if "team" in row else row.get("step", ""))
         end = self._upto + len(text)
         total = float(sum(row["returns"].values()))
-        about = (label, str(row["task"]), int(row["episode"]), success, total)
+        if not abs(total) <= LARGEST:  # nor NaN
+            raise ValueError(f"the returns are {total} together")
+        overlong = {"team", "overlong"} <= row.keys()
+        about = (label, str(row["task"]), int(row["episode"]), success, total, overlong)
         entry = Entry(self._lines, self._upto, end, *about)
         self._by_label.setdefault(label, []).append(entry)
         self._by_line[entry.line] = entry
@@ -162,11 +177,10 @@ def parsed(text: bytes) -> EpisodeRow:
             raise ValueError(f"format {row['format']}, this version reads {FORMAT}")
         # Reads all that the page needs, so that a line that lacks something is refused here.
         facts(row)
-        shown(row)
-    except KeyError as error:
-        raise ValueError(f"no {error.args[0]!r}") from error
-    except (TypeError, AttributeError, LookupError, RecursionError) as error:
-        raise ValueError(str(error) or type(error).__name__) from error
+        shown(row, alpha=0.0)
+        mentions(row, "")
+    except NO_RECORD as error:
+        raise ValueError(_reason(error)) from error
     return row
 
 
@@ -217,12 +231,13 @@ def compared(values: Sequence[float]) -> dict[str, Any]:
 
 def mentions(row: EpisodeRow, text: str) -> bool:
     """Returns whether a prompt or a completion contains `text`, in any case."""
-    wanted = text.casefold()
-    return any(
-        wanted in passage.casefold()
+    passages = [
+        passage
         for decision in row["decisions"]
         for passage in (decision["prompt"], *(c["completion"] for c in decision["candidates"]))
-    )
+    ]
+    # Joined, so that every passage is read, wherever the text is found.
+    return text.casefold() in "\0".join(passages).casefold()
 
 
 def encoded(value: Any) -> bytes:
@@ -230,10 +245,9 @@ def encoded(value: Any) -> bytes:
     try:
         return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
     except ValueError:
-        # Only here, because it brings the environments' libraries with it.
-        from pettingllms.rollout.episode import plain
-
-        return json.dumps(plain(value), allow_nan=False, separators=(",", ":")).encode()
+        # As deep as what was read, which a function that calls itself is not.
+        known = json.loads(json.dumps(value), parse_constant=lambda _: None)
+        return json.dumps(known, allow_nan=False, separators=(",", ":")).encode()
 
 
 def _group(decision: DecisionRow) -> dict[str, Any]:
@@ -306,8 +320,14 @@ def _candidate(candidate: CandidateRow, alpha: Any) -> dict[str, Any]:
         kept["advantage"],
     )
     # Other reward schemes combine the two otherwise.
-    fits = isinstance(alpha, int | float) and (
-        abs(alpha * candidate["team_reward"] + candidate["local_reward"] - candidate["reward"])
+    fits = (
+        isinstance(alpha, int | float)
+        and abs(alpha) <= LARGEST
+        and abs(
+            float(alpha) * candidate["team_reward"]
+            + candidate["local_reward"]
+            - candidate["reward"]
+        )
         < 1e-6
     )
     return {key: value for key, value in kept.items() if key != "token_ids"} | {

@@ -19,9 +19,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import yaml
-
 from pettingllms.errors import ConfigError, did_you_mean
+from pettingllms.plain_yaml import read_yaml
 from pettingllms.rollout.files import (
     ADVICE,
     CONFIG,
@@ -161,8 +160,8 @@ class Source:
 @lru_cache(maxsize=1024)
 def _yaml(text: bytes) -> Any:
     """The value; None where it cannot be read. Kept, because the list of runs is asked for again and again."""
-    with contextlib.suppress(yaml.YAMLError, UnicodeDecodeError, RecursionError):
-        return yaml.safe_load(text.decode())
+    with contextlib.suppress(ConfigError):
+        return read_yaml(text)
     return None
 
 

@@ -21,6 +21,7 @@ from pettingllms.rollout.files import METRICS, RESULTS, STARTS, SUMMARY, TRAJECT
 from pettingllms.statistics import paired_difference
 from pettingllms.viewer.episodes import (
     FLAT,
+    NO_RECORD,
     Entry,
     EpisodeIndex,
     compared,
@@ -88,7 +89,7 @@ class Library:
         for number, line in enumerate(complete.split(b"\n")[:-1], 1):
             try:
                 rows.append(_with_shares(dict(json.loads(line))))
-            except (ValueError, TypeError, RecursionError) as error:
+            except NO_RECORD as error:
                 broken.append([number, str(error)])
         begun = 0 if restarted else start
         return {
@@ -218,7 +219,12 @@ class Library:
             answer = facts(row)
             # Where replies to one prompt are compared, episodes are not.
             whole = all(group["width"] < 2 for group in answer["groups"])
-            return {"line": entry.line, **answer, "flat": whole and entry.task in flat}
+            return {
+                "line": entry.line,
+                **answer,
+                "success": entry.success,
+                "flat": whole and entry.task in flat,
+            }
 
         return made
 
