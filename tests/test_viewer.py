@@ -231,7 +231,11 @@ def test_a_line_that_is_broken_inside_is_named_when_it_is_read(tmp_path: Path) -
 DROPPED = object()
 
 
-@pytest.mark.parametrize("wrong", [DROPPED, None, 10**400, "x", [[]], {"a": None}, math.nan, 1e308])
+@pytest.mark.parametrize(
+    "wrong",
+    [DROPPED, None, 10**400, "x", [[]], {"a": None}, math.nan, 1e308],
+    ids=range(8),
+)
 def test_what_a_page_reads_is_there_or_the_line_is_named(tmp_path: Path, wrong: Any) -> None:
     run = run_folder(tmp_path / "runs" / "one", steps=1)
     good = (run / TRAJECTORIES).read_bytes().split(b"\n")[0]
@@ -282,7 +286,7 @@ def test_a_row_of_metrics_that_cannot_be_shown_is_named(tmp_path: Path, line: An
     assert [number for number, _ in answer["broken"]] == [2]
 
 
-@pytest.mark.parametrize("weight", [2, 1e999, 10**400, "x", None])
+@pytest.mark.parametrize("weight", [2, 1e999, 10**400, "x", None], ids=range(5))
 def test_the_weight_of_a_reward_may_be_anything(tmp_path: Path, weight: Any) -> None:
     run = run_folder(tmp_path / "run", steps=1, alpha=weight)
     row = json.loads((run / TRAJECTORIES).read_bytes().split(b"\n")[0])

@@ -132,8 +132,5 @@ class EpisodeRow(TypedDict):
 
 
 def verdict(success: bool | None, said: bool) -> bool | None:
-    """Whether an overlong episode counts as a success, where `said` tells that others have verdicts.
-
-    One that ended at its first prompt, so that the environment never spoke, counts as a failure.
-    """
+    """Whether an overlong episode is a success: one without a decision fails, if any other has `said`."""
     return False if success is None and said else success

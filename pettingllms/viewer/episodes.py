@@ -28,9 +28,7 @@ HEAD = 64 << 10
 TAIL = 4096
 """Bytes before the end of the index by which a changed file is noticed."""
 _DECISIONS = b'"decisions": ['
-NO_RECORD = (
-    ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError,
-)  # fmt: skip
+NO_RECORD = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 """What reading a line raises that is no record."""
 LARGEST = 1e100
 """The largest sum of returns, and weight of the team's reward, with which the page computes."""
@@ -314,22 +312,12 @@ def _decision(decision: DecisionRow, alpha: Any) -> dict[str, Any]:
 
 def _candidate(candidate: CandidateRow, alpha: Any) -> dict[str, Any]:
     kept: Mapping[str, Any] = candidate
-    tokens, logprob, advantage = (
-        len(candidate["token_ids"]),
-        candidate["logprob"],
-        kept["advantage"],
-    )
+    tokens, logprob = len(candidate["token_ids"]), candidate["logprob"]
+    advantage = kept["advantage"]
+    team, local, reward = (kept[name] for name in ("team_reward", "local_reward", "reward"))
     # Other reward schemes combine the two otherwise.
-    fits = (
-        isinstance(alpha, int | float)
-        and abs(alpha) <= LARGEST
-        and abs(
-            float(alpha) * candidate["team_reward"]
-            + candidate["local_reward"]
-            - candidate["reward"]
-        )
-        < 1e-6
-    )
+    fits = isinstance(alpha, int | float) and abs(alpha) <= LARGEST
+    fits = fits and abs(float(alpha) * team + local - reward) < 1e-6
     return {key: value for key, value in kept.items() if key != "token_ids"} | {
         "tokens": tokens,
         "alpha": alpha if fits else None,

@@ -105,18 +105,9 @@ class Library:
         labels = []
         for label in index.labels:
             verdicts = [entry.success for entry in index.entries(label)]
-            verdict_count, won = (
-                sum(v is not None for v in verdicts),
-                sum(v is True for v in verdicts),
-            )
-            share = won / verdict_count if verdict_count else None
-            counts = {
-                "episodes": len(verdicts),
-                "said": verdict_count,
-                "solved": won,
-                "share": share,
-            }
-            labels.append({"label": label, **counts})
+            said, won = len(verdicts) - verdicts.count(None), verdicts.count(True)
+            counts = {"episodes": len(verdicts), "said": said, "solved": won}
+            labels.append({"label": label, **counts, "share": won / said if said else None})
         return {"labels": labels, "broken": sorted(index.broken.items())[:100]}
 
     def tasks(self, source: Source) -> Answer:
@@ -216,15 +207,10 @@ class Library:
         }
 
         def made(entry: Entry, row: EpisodeRow) -> Answer:
-            answer = facts(row)
+            answer = facts(row) | {"success": entry.success}
             # Where replies to one prompt are compared, episodes are not.
             whole = all(group["width"] < 2 for group in answer["groups"])
-            return {
-                "line": entry.line,
-                **answer,
-                "success": entry.success,
-                "flat": whole and entry.task in flat,
-            }
+            return {"line": entry.line, **answer, "flat": whole and entry.task in flat}
 
         return made
 
