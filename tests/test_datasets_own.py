@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import datetime
+import decimal
 import gzip
 import json
 import re
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pytest
 
 from pettingllms.assembly import make_env
@@ -161,6 +164,28 @@ def test_a_split_that_is_there_is_named_where_test_is_not(tmp_path):
         load_problems(tmp_path / "validation.jsonl", "train")
 
 
+def test_values_of_tables_read_as_they_would_from_a_file():
+    values = {
+        "answer": np.array(["Paris", "Lutetia"]),
+        "id": np.int64(7),
+        "split": np.str_("test"),
+        "day": np.datetime64("2030-01-02"),
+        "date": datetime.date(2030, 1, 2),
+        "price": decimal.Decimal("1.50"),
+    }
+    (question,) = load_questions([{"question": "Capital of France?"} | values], "test").records
+    assert (question.answers, question.id) == (("Paris", "Lutetia"), "7")
+    written = json.loads(Path(rows.as_path([values])).read_text())
+    assert [written[name] for name in ("day", "date", "price")] == ["2030-01-02"] * 2 + ["1.50"]
+
+
+LOOP: dict[str, Any] = {"question": "?"}
+LOOP["tests"] = LOOP
+DEEP: dict[str, Any] = {}
+for _ in range(100_000):
+    DEEP = {"tests": DEEP}
+
+
 def test_settings_name_a_file_of_rows_that_are_given_as_objects():
     settings: Any = ATGRPOConfig
     rows = [MINIMAL["math"], {"question": "What is 2 + 2?", "answer": "4"}]
@@ -188,6 +213,18 @@ def test_settings_name_a_file_of_rows_that_are_given_as_objects():
         ({"test": [7]}, "row 1 of a dataset must be a dict, got 7"),
         (["a row"], "row 1 of a dataset must be a dict, got 'a row'"),
         ([{"question": "?", "tests": "[{"}], "field 'tests' is not JSON"),
+        (
+            [{}, {"question": b"?"}],
+            "row 2 of a dataset cannot be written: it holds a bytes, b'\\?'",
+        ),
+        ([{"question": "?", "tests": {"2"}}], "row 1 .* it holds a set"),
+        ([{"question": "?", "tests": np.array([b"2"])}], "row 1 .* it holds a bytes"),
+        ([{("question",): "?"}], "row 1 .* cannot be written: keys must be"),
+        ([LOOP], "row 1 .* cannot be written: Circular reference"),
+        ([DEEP], "row 1 .* cannot be written: maximum recursion"),
+        ({"../../evil": [MINIMAL["coding"]]}, "'../../evil' cannot name a split"),
+        ({"a/b": [MINIMAL["coding"]]}, "'a/b' cannot name a split"),
+        ({"a\0b": [MINIMAL["coding"]]}, "cannot write the rows"),
     ],
 )
 def test_an_object_that_holds_no_rows_says_what_is_needed(given, why):

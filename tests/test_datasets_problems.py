@@ -129,6 +129,11 @@ def test_a_bad_row_is_named_with_file_row_and_field(tmp_path, field, schema, row
     assert [r.field for r in report.refusals] == [field]
 
 
+def test_an_answer_may_be_longer_than_any_float(tmp_path):
+    file = write(tmp_path / "a.jsonl", {"question": "?", "answer": 10**400})
+    assert load_problems(file).records[0].answers == (str(10**400),)
+
+
 @pytest.mark.parametrize("answer", ["", "  ", "#### "])
 def test_an_empty_answer_is_left_out(tmp_path, answer):
     file = write(

@@ -203,6 +203,52 @@ def test_texts_that_are_one_task_are_in_one_split(tmp_path):
     assert sum(map(len, lent)) == 60
 
 
+@pytest.mark.parametrize("given", ["field", "file", "lent"])
+@pytest.mark.parametrize("order", [1, -1], ids=["before", "after"])
+def test_a_row_without_a_split_goes_where_a_row_that_is_the_same_task_has_one(
+    tmp_path, given, order
+):
+    mine, theirs = (
+        [{"question": text.format(n), "answer": str(n + 3)} for n in range(60)]
+        for text in ("What is ${}+3$?", "What is {} + 3?")
+    )
+    if given == "field":
+        stated = [row | {"split": ("train", "test")[n % 2]} for n, row in enumerate(theirs)]
+        write(tmp_path / "all.jsonl", *[*mine, *stated][::order])
+    else:
+        write(tmp_path / ("a.jsonl" if order == 1 else "z.jsonl"), *mine)
+        write(tmp_path / "train.jsonl", *theirs[::2])
+        write(tmp_path / ("test.jsonl" if given == "lent" else "val.jsonl"), *theirs[1::2])
+    answers = {
+        split: {problem.answers for problem in load_problems(tmp_path, split).records}
+        for split in (("train", "test") if given == "field" else ("train", "val"))
+    }
+    if given == "lent":
+        answers["test"] = {problem.answers for problem in load_problems(tmp_path, "test").records}
+        assert answers["val"]
+    assert sum(map(len, answers.values())) == len(set().union(*answers.values())) == 60
+
+
+def test_what_the_publisher_put_into_two_splits_stays_in_both(tmp_path):
+    file = write(tmp_path / "a.jsonl", *({**SUM, "split": split} for split in ("train", "test")))
+    assert asked(load_problems(file, "train")) == asked(load_problems(file, "test"))
+
+
+def test_a_long_cell_of_a_table_is_read(tmp_path):
+    file = tmp_path / "a.csv"
+    file.write_text(f"question,answer\n{'x' * 200_000}?,1\n")
+    assert len(load_problems(file).records[0].question) == 200_001
+
+
+def test_two_columns_with_one_name_are_refused_and_blank_names_are_not(tmp_path):
+    file = tmp_path / "a.csv"
+    file.write_text("question,answer,answer\n?,1,2\n")
+    with pytest.raises(DatasetError, match="the column 'answer' twice"):
+        load_problems(file)
+    file.write_text("question,answer,,\n?,1,,\n")
+    assert load_problems(file).records[0].answers == ("1",)
+
+
 def test_a_split_that_is_not_there_says_what_is(tmp_path):
     file = write(tmp_path / "test.jsonl", *questions(3))
     with pytest.raises(

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import math
+from typing import Any, cast
 
 import pytest
 
@@ -180,6 +182,7 @@ BAD = {
         {**LCB, "public_test_cases": json.dumps([*PUBLIC, *CALLS])},
         {**LCB, "public_test_cases": json.dumps([{**PUBLIC[0], "testtype": "other"}])},
         {**LCB, "public_test_cases": "[3]"},
+        {**LCB, "public_test_cases": json.dumps([{**PUBLIC[0], "testtype": []}])},
     ],
     "metadata": [{**LCB_CALL, "metadata": "["}, {**LCB_CALL, "metadata": None}],
     "metadata.func_name": [{**LCB_CALL, "metadata": "{}"}],
@@ -196,6 +199,13 @@ BAD = {
         {"question": "?", "tests": ["for n in [1]: assert f(n) == n"], "function": "f"},
     ],
     "tests": [{**OWN, "tests": []}],
+    "limits": [
+        {**OWN, "limits": {name: value}}
+        for name, value in (
+            ("cpu_s", 999_999), ("cpu_s", 1e-300), ("cpu_s", True), ("cpu_s", "6"), ("wall_s", [6]),
+            ("processes", 0.5), ("memory_mib", 1e300), ("memory_mib", math.nan), ("open_files", 64.5),
+        )
+    ],
 }  # fmt: skip
 
 
@@ -264,6 +274,14 @@ def test_a_row_that_cannot_be_used_is_left_out_with_its_reason(tmp_path, field, 
     loaded = load_tasks(file)
     assert len(loaded.records) == 1
     assert [(r.row, r.field, r.fits) for r in loaded.report.refusals] == [(1, field, True)]
+
+
+def test_whole_limits_are_read_as_integers(tmp_path):
+    limits = {"memory_mib": 256.0, "output_kib": 1e5, "cpu_s": 2, "wall_s": 2.5}
+    (task,) = load_tasks(write(tmp_path / "a.jsonl", {**OWN, "limits": limits})).records
+    assert dict(task.limits) == limits
+    assert [type(value) for _, value in task.limits] == [int, int, int, float]
+    assert type(Limits(open_files=cast(Any, 64.0)).open_files) is int
 
 
 def test_wrapped_results_are_taken_out_only_where_all_are_wrapped(tmp_path):

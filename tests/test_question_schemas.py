@@ -12,6 +12,7 @@ from pettingllms.data.question_schemas import load_questions
 from pettingllms.data.retrieval import Passage
 from pettingllms.envs import search_v0
 from pettingllms.errors import DatasetError
+from tests.datasets_fixtures import write
 
 PAGES = (Passage("Arles is a city. It is big.", "Arles"), Passage("Bonn lies in Arles.", "Bonn"))
 HOTPOT = {
@@ -133,8 +134,9 @@ def test_bamboogle_is_read(tmp_path):
         ({**HOTPOT, "context": 3}, "must be titles and their sentences"),
         ({**HOTPOT, "supporting_facts": "[[]]"}, "must be titles and sentences"),
         ({"question": "who?", "answer": "Arles", "paragraphs": ["A"]}, "must be a list of objects"),
+        ({"question": "who?", "answer": "Arles", "paragraphs": ""}, "must be a list of objects"),
     ],
-    ids=range(7),
+    ids=range(8),
 )
 def test_a_row_of_which_nothing_can_be_made_is_named_with_its_number(tmp_path, row, why):
     fine: dict = {"question": "Who?", "golden_answers": ["Ann"]}
@@ -147,6 +149,50 @@ def test_a_row_of_which_nothing_can_be_made_is_named_with_its_number(tmp_path, r
     (refusal,) = loaded.report.refusals
     assert refusal.row == 2
     assert why in str(refusal)
+
+
+TITLES = {"title": ["Arles"]}
+MUSIQUE: dict = {"question": "who?", "answer": "Ann", "paragraphs": []}
+
+
+@pytest.mark.parametrize(
+    ("row", "field"),
+    [
+        (MUSIQUE | {"answer_aliases": "Eva"}, "answer_aliases"),
+        (MUSIQUE | {"answer_aliases": 5}, "answer_aliases"),
+        ({"question": "who?", "answer": {"value": "Ann", "aliases": "Eva"}}, "answer.aliases"),
+        ({"question": "who?", "answer": {"value": "Ann", "aliases": 5}}, "answer.aliases"),
+        (HOTPOT | {"supporting_facts": ["Arles", "Bonn"]}, "supporting_facts"),
+        (HOTPOT | {"context": {"title": "AB", "sentences": [["a"], ["b"]]}}, "context.title"),
+        (HOTPOT | {"context": {"title": 5, "sentences": [["a"]]}}, "context.title"),
+        (HOTPOT | {"context": TITLES | {"sentences": "a"}}, "context"),
+        (HOTPOT | {"context": TITLES | {"sentences": []}}, "context"),
+        (HOTPOT | {"context": ["AB", "CD"]}, "context"),
+    ],
+    ids=range(10),
+)
+def test_no_text_is_read_as_a_list_of_its_letters_and_no_list_is_cut(tmp_path, row, field):
+    with pytest.raises(DatasetError, match=f"jsonl:1: field '{field}' "):
+        load_questions(written(tmp_path, row))
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+@pytest.mark.parametrize(
+    "fields", ['"answer": %s', '"accepted": ["a", %s]', '"golden_answers": [%s]']
+)
+def test_what_is_no_finite_number_is_no_answer(tmp_path, number, fields):
+    lines = [f'{{"question": "who {n}?", {fields % n}}}' for n in ("7", number)]
+    file = write(tmp_path / "a.jsonl", *lines)
+    loaded = load_questions(file)
+    assert [(r.row, r.fits) for r in loaded.report.refusals] == [(2, True)]
+    assert "which is no answer" in str(loaded.report)
+
+
+@pytest.mark.parametrize("answer", [["Ann"], {"value": "Ann"}], ids=["nq_open", "trivia_qa"])
+def test_a_row_without_the_answer_of_its_schema_is_named(tmp_path, answer):
+    rows = [{"question": "who?", "answer": answer}, {"question": "where?"}]
+    with pytest.raises(DatasetError, match=r"jsonl:2: field 'answer' "):
+        load_questions(written(tmp_path, *rows))
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,8 @@ from pettingllms.data.rows import (
     text,
 )
 from pettingllms.data.splits import Split
-from pettingllms.errors import did_you_mean
+from pettingllms.errors import ConfigError, did_you_mean
+from pettingllms.sandbox.types import LIMITS, MAX_INPUT_BYTES, Limits
 
 FIELDS = {
     "question": "the problem or question",
@@ -69,10 +70,6 @@ FIELDS = {
     "difficulty": "evaluations report success by difficulty",
     "split": "`train`, `val` or `test`",
 }
-LIMITS = ("cpu_s", "wall_s", "memory_mib", "output_kib", "processes", "tmp_mib", "open_files")
-"""The fields of `pettingllms.sandbox.Limits`."""
-MAX_INPUT_BYTES = 16 << 20
-"""As in `pettingllms.sandbox.types`: the sandbox refuses a longer input."""
 PYTHON_3 = 3
 """In CodeContests' column of languages; 1 is Python 2, which does not run here."""
 
@@ -137,12 +134,14 @@ def _limits(row: Row) -> tuple[tuple[str, float], ...]:
     if not isinstance(values, dict):
         raise RowError("limits", f"must be an object, got {shown(values)}")
     limits = {name: value for name, value in values.items() if value is not None}
-    for name, value in limits.items():
+    for name in limits:
         if name not in LIMITS:
             raise RowError("limits", f"has an unknown limit {name!r}; {did_you_mean(name, LIMITS)}")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
-            raise RowError("limits", f"must be positive numbers, got {name}={shown(value)}")
-    return tuple(sorted(limits.items()))
+    try:
+        checked = Limits(**limits)
+    except ConfigError as error:
+        raise RowError("limits", f"cannot be set: {error}") from error
+    return tuple(sorted((name, getattr(checked, name)) for name in limits))
 
 
 def check_calls(task: CodingTask) -> None:
@@ -232,7 +231,8 @@ def livecodebench(row: Row, name: str) -> CodingTask:
         raise RowError("public_test_cases", f"must hold a list of tests, got {shown(tests)}")
     field = "private_test_cases"
     tests = [*tests, *(unpacked(text(row, field), field) if row.get(field) else ())]
-    kinds = {test.get("testtype") if isinstance(test, dict) else None for test in tests}
+    # As text, because a list would not do in a set.
+    kinds = {str(test.get("testtype")) if isinstance(test, dict) else None for test in tests}
     if kinds == {"functional"}:
         function = json_object(row.get("metadata"), "metadata").get("func_name")
         if not isinstance(function, str):

@@ -12,7 +12,7 @@ as `val`. A source in which nothing has a split is what it is asked for: all of 
 it is evaluated. Training needs tasks to hold out, so it asks for such a source to be *divided*: by
 what its publisher says of single rows (MBPP), by the record up to its symmetries (boards), else by a
 checksum of the question (80 % train, 10 % val, 10 % test). Rows without a split beside others that
-have one are divided in the same way.
+have one are divided in the same way, but go where a row that is the same task has its split.
 """
 
 from __future__ import annotations
@@ -312,6 +312,7 @@ class _Reading(Generic[Record]):
         self.ignored: set[str] = set()
         """Fields that no schema knows."""
         self.has_splits = any(file.split for file in located.files)
+        self._lacks = any(file.split is None for file in located.files)
 
     def records(self) -> Iterator[Record]:
         """Yields the records of the split in the order of their rows, each once."""
@@ -357,19 +358,18 @@ class _Reading(Generic[Record]):
     def _of_split(self) -> Iterator[_Item[Record]]:
         """Yields the rows of the split, in order.
 
-        Where no file has a split, only the last row tells whether any row has one.
+        Where a file has no split, only the last row tells whether any row has one, and which.
         """
         waiting: list[_Item[Record]] = []
-        wait = not (self.has_splits or self.located.divide)
         for item in self._read():
             self.unsplit += item.split is None
             self.has_splits |= item.split is not None
-            if wait:
+            if self._lacks:
                 waiting.append(item)
             elif self._is_wanted(item):
                 yield item
         for item in waiting:
-            if not self.has_splits:
+            if not (self.has_splits or self.located.divide):
                 self.splits["no split"] += 1
             elif not self._is_wanted(item):
                 continue
@@ -385,14 +385,16 @@ class _Reading(Generic[Record]):
         return self.split in (None, split)
 
     def _divided(self, item: _Item[Record]) -> Split:
-        split_of = item.schema.split_of or self.kind.split_of
-        return split_of(item.record) if split_of else self._checksum(item.record)
+        if item.schema.split_of:
+            return item.schema.split_of(item.record)
+        # Texts that differ in spaces or marks alone are one task, and go where the first of them goes.
+        key = self.kind.key(item.record)
+        if key not in self._firsts:
+            self._firsts[key] = (self.kind.split_of or self._checksum)(item.record)
+        return self._firsts[key]
 
     def _checksum(self, record: Record) -> Split:
-        # Texts that differ in spaces or marks alone are one task, and go where the first of them goes.
-        return self._firsts.setdefault(
-            self.kind.key(record), checksum_split(self.kind.text(record))
-        )
+        return checksum_split(self.kind.text(record))
 
     def _read(self) -> Iterator[_Item[Record]]:
         located = self.located
@@ -402,6 +404,8 @@ class _Reading(Generic[Record]):
         nowhere = wanted.isdisjoint(file.split for file in located.files)
         if located.lends_val and (self.split == "val" or nowhere):
             wanted.add("train")
+        if self._lacks:  # in any file, a row may have the split of one that has none
+            wanted.update(SPLITS)
         for file in located.files:
             if self.split is not None and file.split not in wanted:
                 continue
@@ -436,10 +440,13 @@ class _Reading(Generic[Record]):
         if split not in (*SPLITS, None, ""):
             raise RowError("split", f"must be train, val or test, got {split!r}")
         split = split or None  # an empty cell of a table is no split
+        lends = located.lends_val and file.split == "train"
+        key = self.kind.key(record) if lends or self._lacks else None
         if split is None and file.split is not None:
-            lends = located.lends_val and file.split == "train"
-            lent = lends and self._checksum(record) == "val"
+            lent = lends and (self._firsts.get(key) or self._checksum(record)) == "val"
             split = "val" if lent else file.split
+        if split is not None and key is not None:
+            self._firsts.setdefault(key, split)
         return _Item(record, schema, split, file, number, record.id != default_id)
 
     def _check_fields(self, row: Row, known: Mapping[str, str]) -> None:

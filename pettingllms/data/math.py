@@ -98,7 +98,7 @@ def _answer(value: object, field: str) -> str:
     """Returns an answer as text; JSON files and parquet columns may hold numbers."""
     # `True` is an int in Python, and no answer.
     if isinstance(value, int | float) and not isinstance(value, bool):
-        if not math.isfinite(value):
+        if isinstance(value, float) and not math.isfinite(value):
             raise UnsupportedRow(field, f"is {value}, which is no answer")
         return str(value)
     if value is None:

@@ -18,9 +18,10 @@ exact match over the list then overstates.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 from pettingllms.data.dataset import Kind, Schema, load_source, normal_text
 from pettingllms.data.retrieval import Passage, Question
@@ -30,6 +31,7 @@ from pettingllms.data.rows import (
     UnsupportedRow,
     checked_text,
     is_blank,
+    json_object,
     label,
     parsed,
     question,
@@ -54,7 +56,7 @@ def _accepted(values: object, field: str) -> tuple[str, ...]:
     """Answers that can be matched, each once; an answer such as `The` could be matched by nothing."""
     if isinstance(values, str):
         values = [values]
-    if not isinstance(values, Sequence):
+    if not _is_list(values):
         raise RowError(field, f"must be an answer or a list of answers, got {shown(values)}")
     texts = [value if isinstance(value, str) else _number(value, field) for value in values]
     answers = tuple(dict.fromkeys(checked_text(value, field).strip() for value in texts))
@@ -65,15 +67,26 @@ def _accepted(values: object, field: str) -> tuple[str, ...]:
 
 
 def _number(value: object, field: str) -> str:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
-    raise RowError(field, f"must hold text, got {shown(value)}")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise RowError(field, f"must hold text, got {shown(value)}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UnsupportedRow(field, f"is {value}, which is no answer")
+    return str(value)
+
+
+def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
+    # A text is a sequence as well, of its letters.
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+def _list(values: object, field: str) -> Sequence[Any]:
+    if not _is_list(values):
+        raise RowError(field, f"must be a list, got {shown(values)}")
+    return values
 
 
 def _keys(values: object, field: str) -> tuple[str, ...]:
-    if not isinstance(values, Sequence) or isinstance(values, str):
-        raise RowError(field, f"must be a list, got {shown(values)}")
-    return tuple(dict.fromkeys(checked_text(value, field) for value in values))
+    return tuple(dict.fromkeys(checked_text(value, field) for value in _list(values, field)))
 
 
 def _own(row: Row, name: str) -> Question:
@@ -123,7 +136,7 @@ def _supporting(row: Row) -> tuple[str, ...]:
     facts = parsed(row, "supporting_facts")
     if isinstance(facts, Mapping):
         return _keys(facts.get("title"), "supporting_facts.title")
-    if isinstance(facts, Sequence) and all(isinstance(f, Sequence) and f for f in facts):
+    if _is_list(facts) and all(_is_list(fact) and fact for fact in facts):
         return _keys([fact[0] for fact in facts], "supporting_facts")
     raise RowError("supporting_facts", f"must be titles and sentences, got {shown(facts)}")
 
@@ -131,11 +144,12 @@ def _supporting(row: Row) -> tuple[str, ...]:
 def _context(row: Row) -> tuple[Passage, ...]:
     context = parsed(row, "context")
     if isinstance(context, Mapping):
-        texts = context.get("sentences", context.get("content"))
-        pairs: Any = zip(context.get("title") or (), texts or (), strict=False)
-    elif isinstance(context, Sequence) and all(
-        isinstance(e, Sequence) and len(e) == 2 for e in context
-    ):
+        titles = _list(context.get("title") or [], "context.title")
+        texts = _list(context.get("sentences", context.get("content")) or [], "context")
+        if len(titles) != len(texts):
+            raise RowError("context", f"has {len(titles)} titles and {len(texts)} texts")
+        pairs: Any = zip(titles, texts, strict=True)
+    elif _is_list(context) and all(_is_list(entry) and len(entry) == 2 for entry in context):
         pairs = context
     else:
         raise RowError("context", f"must be titles and their sentences, got {shown(context)}")
@@ -146,7 +160,7 @@ def _context(row: Row) -> tuple[Passage, ...]:
 
 
 def _joined(sentences: object) -> str:
-    if isinstance(sentences, Sequence) and not isinstance(sentences, str):
+    if _is_list(sentences):
         # Without blanks between them: in HotpotQA, sentences begin with their own.
         sentences = "".join(checked_text(sentence, "context") for sentence in sentences)
     return checked_text(sentences, "context").strip()
@@ -156,7 +170,7 @@ def _musique(row: Row, name: str) -> Question:
     if row.get("answerable") is False:
         raise UnsupportedRow("answerable", "is false: nobody could be right")
     paragraphs = row.get("paragraphs")
-    if not isinstance(paragraphs, Sequence) or not all(isinstance(p, Mapping) for p in paragraphs):
+    if not _is_list(paragraphs) or not all(isinstance(p, Mapping) for p in paragraphs):
         raise RowError("paragraphs", f"must be a list of objects, got {shown(paragraphs)}")
     passages = [Passage(text(p, "paragraph_text").strip(), text(p, "title")) for p in paragraphs]
     gold = [
@@ -164,7 +178,8 @@ def _musique(row: Row, name: str) -> Question:
         for passage, p in zip(passages, paragraphs, strict=True)
         if p.get("is_supporting")
     ]
-    answers = _accepted([text(row, "answer"), *(row.get("answer_aliases") or [])], "answer")
+    aliases = _list(row.get("answer_aliases") or [], "answer_aliases")
+    answers = _accepted([text(row, "answer"), *aliases], "answer")
     named = label(row, "id") or name
     # Ids begin with the number of look-ups: 2hop__482757_12019.
     hops = named.partition("hop")[0]
@@ -176,12 +191,12 @@ def _musique(row: Row, name: str) -> Question:
 
 
 def _nq_open(row: Row, name: str) -> Question:
-    return Question(question(row, "question"), _accepted(row["answer"], "answer"), (), name)
+    return Question(question(row, "question"), _accepted(row.get("answer"), "answer"), (), name)
 
 
 def _trivia_qa(row: Row, name: str) -> Question:
-    answer = row["answer"]
-    aliases = [text(answer, "value"), *(answer.get("aliases") or [])]
+    answer = json_object(row.get("answer"), "answer")
+    aliases = [text(answer, "value"), *_list(answer.get("aliases") or [], "answer.aliases")]
     named = label(row, "question_id") or name
     return Question(question(row, "question"), _accepted(aliases, "answer.aliases"), (), named)
 

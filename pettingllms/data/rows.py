@@ -28,8 +28,13 @@ import unicodedata
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date, time, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import IO, Any, cast
+from uuid import UUID
+
+import numpy as np
 
 from pettingllms.data.splits import Split
 from pettingllms.errors import DatasetError
@@ -432,6 +437,7 @@ def _csv(
     # Strict, because an open quote would otherwise swallow all rows after it.
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     names: Sequence[str] | None = None
+    csv.field_size_limit(_MOST_LINE)  # a cell may hold all tests of a problem
     try:
         for fields in reader:
             if not fields:
@@ -439,6 +445,8 @@ def _csv(
             if names is None:
                 names = header(fields) if header else None
                 if names is None:
+                    if twice := [name for name in fields if name and fields.count(name) > 1]:
+                        raise ValueError(f"its header has the column {twice[0]!r} twice")
                     names = fields
                     continue
             yield reader.line_num, _fields(names, fields)
@@ -497,6 +505,8 @@ def as_path(source: Any) -> Any:
         raise DatasetError(f"a dataset is a name, a path, or rows, got {source!r:.80}")
     parts = source if isinstance(source, Mapping) else {"rows": source}
     texts = {f"{name}.jsonl": _as_lines(rows) for name, rows in parts.items()}
+    if strange := [name for name in texts if name != Path(name).name]:
+        raise DatasetError(f"{strange[0][:-6]!r} cannot name a split: it would name another folder")
     digest = hashlib.blake2b(json.dumps(texts, sort_keys=True).encode(), digest_size=12).hexdigest()
     folder = CACHE.expanduser() / digest
     try:
@@ -506,7 +516,7 @@ def as_path(source: Any) -> Any:
             temporary = folder / f"{name}.{os.getpid()}-{threading.get_ident()}"
             temporary.write_text(text, encoding="utf-8")
             temporary.replace(folder / name)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a name that no file could have
         raise DatasetError(f"cannot write the rows of the dataset to {folder}: {error}") from error
     return folder if parts is source else folder / "rows.jsonl"
 
@@ -521,9 +531,20 @@ def _as_lines(rows: Any) -> str:
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, Mapping):
             raise DatasetError(f"row {number} of a dataset must be a dict, got {row!r:.80}")
-        # Dates and other values of a table are text, as in a file.
-        lines.append(json.dumps(dict(row), default=str) + "\n")
+        try:
+            lines.append(json.dumps(dict(row), default=_plain) + "\n")
+        except (TypeError, ValueError, RecursionError) as error:
+            raise DatasetError(f"row {number} of a dataset cannot be written: {error}") from error
     return "".join(lines)
+
+
+def _plain(value: object) -> object:
+    """Makes arrays lists, and dates and decimals of a table text, as in a file."""
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind not in "mM":
+        return value.tolist()
+    if isinstance(value, date | time | timedelta | np.datetime64 | Decimal | UUID | os.PathLike):
+        return str(value)
+    raise TypeError(f"it holds a {type(value).__name__}, {shown(value)}")
 
 
 def digest(path: Path) -> str:

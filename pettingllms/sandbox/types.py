@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import math
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -89,11 +88,15 @@ class Limits:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            least = 0.001 if field.name.endswith("_s") else 1
-            if not (math.isfinite(value) and least <= value <= _MOST[field.name]):
-                raise ConfigError(
-                    f"{field.name} must be between {least} and {_MOST[field.name]}, got {value}"
-                )
+            seconds = field.name.endswith("_s")
+            if not seconds and isinstance(value, float) and value.is_integer():  # as in tables
+                value = int(value)
+                object.__setattr__(self, field.name, value)
+            least, kind = (0.001, int | float) if seconds else (1, int)
+            fits = isinstance(value, kind) and value is not True
+            if not (fits and least <= value <= _MOST[field.name]):
+                bounds = f"between {least} and {_MOST[field.name]}{'' if seconds else ' and whole'}"
+                raise ConfigError(f"{field.name} must be {bounds}, got {value!r:.40}")
 
 
 @dataclass(frozen=True, slots=True)
