@@ -21,6 +21,7 @@ from pettingllms.data.coding_schemas import load_tasks
 from pettingllms.envs import coding_v0, make
 from pettingllms.errors import ConfigError, PettingLLMsError, SandboxUnavailable
 from pettingllms.evaluation.run import settings_of
+from pettingllms.limits import LIMITS
 from pettingllms.sandbox import (
     Case,
     CustomSandbox,
@@ -32,7 +33,6 @@ from pettingllms.sandbox import (
 )
 from pettingllms.sandbox.isolation import held_by
 from pettingllms.sandbox.together import SHARED_CPU_S
-from pettingllms.sandbox.types import LIMITS
 from tests.kernel import needs_namespaces
 
 FIXTURES = Path(__file__).parent / "fixtures" / "datasets"

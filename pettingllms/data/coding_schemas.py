@@ -54,7 +54,7 @@ from pettingllms.data.rows import (
 )
 from pettingllms.data.splits import Split
 from pettingllms.errors import ConfigError, did_you_mean
-from pettingllms.sandbox.types import LIMITS, MAX_INPUT_BYTES, Limits
+from pettingllms.limits import LIMITS, MAX_INPUT_BYTES, Limits
 
 FIELDS = {
     "question": "the problem or question",

@@ -22,6 +22,7 @@ import numpy as np
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 from pettingllms.evaluation.folder import read_settings, read_trajectories
 from pettingllms.evaluation.scores import Evaluation, intervals, scores_by_task
+from pettingllms.rollout.files import verdict
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.statistics import (
     Difference,
@@ -344,12 +345,10 @@ def _at(k: int, pairs: Sequence[tuple[Sequence[bool], Sequence[bool]]]) -> Cover
 def _verdicts(episodes: Sequence[Trajectory]) -> Mapping[str, list[bool]]:
     """Task -> whether each of its samples succeeded, in their order."""
     samples: dict[str, list[tuple[int, bool]]] = {}
-    if all(episode.success is None for episode in episodes):
-        return {}
+    said = any(episode.success is not None for episode in episodes)
     for episode in episodes:
-        # One that ended at its first prompt has no verdict of the environment, and counts as a failure.
-        if episode.success is not None or episode.overlong is not None:
-            verdict = episode.episode, bool(episode.success)
-            samples.setdefault(episode.task.id, []).append(verdict)
+        won = episode.success if episode.overlong is None else verdict(episode.success, said)
+        if won is not None:
+            samples.setdefault(episode.task.id, []).append((episode.episode, won))
     # By the number of the sample, because k takes the first ones.
     return {task: [won for _, won in sorted(pairs)] for task, pairs in samples.items()}

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, Self, overload
 
 from pettingllms.errors import ConfigError, SandboxUnavailable
+from pettingllms.limits import Limits
 from pettingllms.registry import resolve
 from pettingllms.sandbox.client import PooledSandbox
 from pettingllms.sandbox.isolation import held_by
@@ -29,7 +30,6 @@ from pettingllms.sandbox.types import (
     SANDBOXES,
     STATUSES,
     Case,
-    Limits,
     OpenSandbox,
     RunResult,
     Sandbox,

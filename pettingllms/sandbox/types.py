@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, Protocol, Self, get_args
 
 from pettingllms.errors import ConfigError, did_you_mean
+from pettingllms.limits import LIMITS, MAX_INPUT_BYTES, Limits
 from pettingllms.registry import Registry
 
 Status = Literal[
@@ -44,59 +45,10 @@ RUNAWAY: tuple[Status, ...] = ("cpu_limit", "wall_limit")
 MAX_OUTPUT_BYTES = 128 << 20
 """Bytes of all results of one call to `Sandbox.run`, shared equally between its programs."""
 MAX_PROGRAM_BYTES = 1 << 20
-MAX_INPUT_BYTES = 16 << 20
 _REQUEST_BYTES = 64 << 20
 _REQUEST_RUNS = 512
 _LEAST_RUNS = 2
 """Runs of a request where several workers share them: less is not worth a request."""
-
-_MOST = {
-    "cpu_s": 86_400,
-    "wall_s": 86_400,
-    "memory_mib": 1 << 20,
-    "output_kib": 1 << 17,
-    "processes": 1 << 15,
-    "tmp_mib": 1 << 20,
-    "open_files": 1 << 14,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of one run. Exceeding a limit has a status of its own where the kernel tells.
-
-    Raises:
-        ConfigError: a limit is not positive, or larger than any machine's.
-    """
-
-    cpu_s: float = 5.0
-    """User and system seconds of all threads together: the verdict `cpu_limit`."""
-    wall_s: float = 15.0
-    """Seconds by the clock, generous because the machine may be busy: `wall_limit`."""
-    memory_mib: int = 512
-    """Address space beside the interpreter's own, thread stacks included: `memory_limit`."""
-    output_kib: int = 1024
-    """KiB of each of standard output, standard error and a returned value: `output_limit`."""
-    processes: int = 64
-    """Threads. New processes are always refused; both give `process_limit`, where the error ends the
-    program."""
-    tmp_mib: int = 16
-    """Files in /tmp, the only folder that can be written; more fails with ENOSPC."""
-    open_files: int = 64
-    """Descriptors beside the standard three; more fails with EMFILE."""
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            seconds = field.name.endswith("_s")
-            if not seconds and isinstance(value, float) and value.is_integer():  # as in tables
-                value = int(value)
-                object.__setattr__(self, field.name, value)
-            least, kind = (0.001, int | float) if seconds else (1, int)
-            fits = isinstance(value, kind) and value is not True
-            if not (fits and least <= value <= _MOST[field.name]):
-                bounds = f"between {least} and {_MOST[field.name]}{'' if seconds else ' and whole'}"
-                raise ConfigError(f"{field.name} must be {bounds}, got {value!r:.40}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,8 +392,6 @@ BACKENDS = ("embedded", "docker")
 SANDBOXES = Registry("sandbox", {})
 """Back ends by name that other packages offer as `pettingllms.sandboxes`: what makes an object with
 `run` and `close`, as in `module:factory`."""
-LIMITS = tuple(field.name for field in fields(Limits))
-
 # Names become parts of pip's command line and of an image's name.
 _PACKAGE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _NOT_EVERYWHERE = {

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pettingllms.limits import Limits
 from pettingllms.sandbox.selfcheck import TIGHT, Behavior, attack
-from pettingllms.sandbox.types import Case, Limits
+from pettingllms.sandbox.types import Case
 
 _SHORT_WALL = replace(TIGHT, wall_s=0.4)
 _FEW_FILES = replace(TIGHT, open_files=16)

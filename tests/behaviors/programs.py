@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from pettingllms.limits import Limits
 from pettingllms.sandbox.selfcheck import Behavior
-from pettingllms.sandbox.types import Case, Limits
+from pettingllms.sandbox.types import Case
 
 _ALL = Limits()
 OURS = ("pettingllms", "worker", "task.py", "program.py")
