@@ -15,6 +15,19 @@ from typing import Any, NamedTuple, Self
 
 from pettingllms.errors import GroupError, UnknownNameError, did_you_mean
 
+LIMITS: Mapping[str, tuple[float, int]] = {
+    "cpu_s": (0.001, 86_400),
+    "wall_s": (0.001, 86_400),
+    "memory_mib": (1, 1 << 20),
+    "output_kib": (1, 1 << 17),
+    "processes": (1, 1 << 15),
+    "tmp_mib": (1, 1 << 20),
+    "open_files": (1, 1 << 14),
+}
+"""The limits of a program's run (`pettingllms.sandbox.Limits`), from the least to the most that each may be."""
+MAX_INPUT_BYTES = 16 << 20
+"""Of a program's standard input, and of a function's arguments."""
+
 Advantage = float | tuple[float, ...]
 """A number for a whole completion, or one for each of its tokens."""
 

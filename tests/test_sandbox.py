@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from pettingllms.errors import ConfigError, SandboxUnavailable
-from pettingllms.limits import MAX_INPUT_BYTES
 from pettingllms.sandbox import Case, Limits, open_sandbox, shared_sandbox
 from pettingllms.sandbox.embedded import EmbeddedSandbox
 from pettingllms.sandbox.types import MAX_PROGRAM_BYTES, Sandbox
 from pettingllms.sandbox.workers import ProcessChannel
+from pettingllms.types import MAX_INPUT_BYTES
 from tests.kernel import needs_namespaces
 
 DOUBLE = "print(int(input()) * 2)"

@@ -21,7 +21,6 @@ from pettingllms.data.coding_schemas import load_tasks
 from pettingllms.envs import coding_v0, make
 from pettingllms.errors import ConfigError, PettingLLMsError, SandboxUnavailable
 from pettingllms.evaluation.run import settings_of
-from pettingllms.limits import LIMITS
 from pettingllms.sandbox import (
     Case,
     CustomSandbox,
@@ -33,6 +32,7 @@ from pettingllms.sandbox import (
 )
 from pettingllms.sandbox.isolation import held_by
 from pettingllms.sandbox.together import SHARED_CPU_S
+from pettingllms.types import LIMITS
 from tests.kernel import needs_namespaces
 
 FIXTURES = Path(__file__).parent / "fixtures" / "datasets"
@@ -199,7 +199,7 @@ def test_limits_of_a_row_are_checked_and_kept(tmp_path):
     for bad, words in (
         ({"cpus": 6}, "did you mean 'cpu_s'"),
         ([6], "must be an object"),
-        ({"cpu_s": -1}, "'limits' cannot be set: cpu_s must be between"),
+        ({"cpu_s": -1}, "cpu_s must be a number from 0.001 to 86400, got -1"),
     ):
         file.write_text(json.dumps(row | {"limits": bad}))
         with pytest.raises(PettingLLMsError, match=words):

@@ -53,8 +53,8 @@ from pettingllms.data.rows import (
     text,
 )
 from pettingllms.data.splits import Split
-from pettingllms.errors import ConfigError, did_you_mean
-from pettingllms.limits import LIMITS, MAX_INPUT_BYTES, Limits
+from pettingllms.errors import did_you_mean
+from pettingllms.types import LIMITS, MAX_INPUT_BYTES
 
 FIELDS = {
     "question": "the problem or question",
@@ -134,14 +134,19 @@ def _limits(row: Row) -> tuple[tuple[str, float], ...]:
     if not isinstance(values, dict):
         raise RowError("limits", f"must be an object, got {shown(values)}")
     limits = {name: value for name, value in values.items() if value is not None}
-    for name in limits:
+    for name, value in limits.items():
         if name not in LIMITS:
             raise RowError("limits", f"has an unknown limit {name!r}; {did_you_mean(name, LIMITS)}")
-    try:
-        checked = Limits(**limits)
-    except ConfigError as error:
-        raise RowError("limits", f"cannot be set: {error}") from error
-    return tuple(sorted((name, getattr(checked, name)) for name in limits))
+        least, most = LIMITS[name]
+        whole = not name.endswith("_s")
+        fits = isinstance(value, int | float) and value is not True and least <= value <= most
+        if not fits or (whole and value != int(value)):
+            kind = "a whole number" if whole else "a number"
+            raise RowError(
+                "limits", f"{name} must be {kind} from {least} to {most}, got {shown(value)}"
+            )
+        limits[name] = int(value) if whole else value
+    return tuple(sorted(limits.items()))
 
 
 def check_calls(task: CodingTask) -> None:

@@ -22,7 +22,6 @@ from collections.abc import Sequence
 from typing import Any, Literal, Self, overload
 
 from pettingllms.errors import ConfigError, SandboxUnavailable
-from pettingllms.limits import Limits
 from pettingllms.registry import resolve
 from pettingllms.sandbox.client import PooledSandbox
 from pettingllms.sandbox.isolation import held_by
@@ -30,6 +29,7 @@ from pettingllms.sandbox.types import (
     SANDBOXES,
     STATUSES,
     Case,
+    Limits,
     OpenSandbox,
     RunResult,
     Sandbox,

@@ -18,12 +18,12 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any, Self, TypeVar, cast
 
 from pettingllms.errors import ConfigError, SandboxUnavailable
-from pettingllms.limits import Limits
 from pettingllms.sandbox import isolation
 from pettingllms.sandbox.types import (
     DEFAULT_LIMITS,
     STATUSES,
     Case,
+    Limits,
     Pair,
     RunPlan,
     RunProgress,

@@ -23,10 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from pettingllms.errors import ConfigError, SandboxUnavailable, did_you_mean
-from pettingllms.limits import Limits
 from pettingllms.sandbox.client import PooledSandbox, WorkerConnection
 from pettingllms.sandbox.embedded import WORKER_MAIN, usable_cores
-from pettingllms.sandbox.types import RunPlan, RunProgress
+from pettingllms.sandbox.types import Limits, RunPlan, RunProgress
 from pettingllms.sandbox.worker import frames, seccomp
 from pettingllms.sandbox.workers import WorkerLost
 

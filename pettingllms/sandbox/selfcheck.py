@@ -15,8 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from textwrap import dedent, indent
 
-from pettingllms.limits import Limits
-from pettingllms.sandbox.types import Case, RunResult, Sandbox
+from pettingllms.sandbox.types import Case, Limits, RunResult, Sandbox
 
 TIGHT = Limits(cpu_s=0.25, wall_s=10.0, memory_mib=256, output_kib=64, processes=16)
 """Limits for programs that break one: small, so that the check is short."""

@@ -34,8 +34,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from pettingllms.limits import Limits
-from pettingllms.sandbox.types import DEFAULT_LIMITS, RUNAWAY, Case, RunResult, Sandbox
+from pettingllms.sandbox.types import DEFAULT_LIMITS, RUNAWAY, Case, Limits, RunResult, Sandbox
 
 SHARED_CPU_S = 0.25
 """CPU seconds of one shared process. What is not done by then runs on its own: an attempt costs this

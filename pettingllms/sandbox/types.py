@@ -24,8 +24,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, Protocol, Self, get_args
 
 from pettingllms.errors import ConfigError, did_you_mean
-from pettingllms.limits import LIMITS, MAX_INPUT_BYTES, Limits
 from pettingllms.registry import Registry
+from pettingllms.types import LIMITS, MAX_INPUT_BYTES
 
 Status = Literal[
     "ok",
@@ -49,6 +49,43 @@ _REQUEST_BYTES = 64 << 20
 _REQUEST_RUNS = 512
 _LEAST_RUNS = 2
 """Runs of a request where several workers share them: less is not worth a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of one run. Exceeding a limit has a status of its own where the kernel tells.
+
+    Raises:
+        ConfigError: a limit is not positive, or larger than any machine's.
+    """
+
+    cpu_s: float = 5.0
+    """User and system seconds of all threads together: the verdict `cpu_limit`."""
+    wall_s: float = 15.0
+    """Seconds by the clock, generous because the machine may be busy: `wall_limit`."""
+    memory_mib: int = 512
+    """Address space beside the interpreter's own, thread stacks included: `memory_limit`."""
+    output_kib: int = 1024
+    """KiB of each of standard output, standard error and a returned value: `output_limit`."""
+    processes: int = 64
+    """Threads. New processes are always refused; both give `process_limit`, where the error ends the
+    program."""
+    tmp_mib: int = 16
+    """Files in /tmp, the only folder that can be written; more fails with ENOSPC."""
+    open_files: int = 64
+    """Descriptors beside the standard three; more fails with EMFILE."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            seconds, (least, most) = field.name.endswith("_s"), LIMITS[field.name]
+            if not seconds and isinstance(value, float) and value.is_integer():  # as in tables
+                value = int(value)
+                object.__setattr__(self, field.name, value)
+            fits = isinstance(value, int | float if seconds else int) and value is not True
+            if not (fits and least <= value <= most):
+                bounds = f"between {least} and {most}{'' if seconds else ' and whole'}"
+                raise ConfigError(f"{field.name} must be {bounds}, got {value!r:.40}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pettingllms.limits import Limits
 from pettingllms.sandbox.selfcheck import Behavior
-from pettingllms.sandbox.types import Case
+from pettingllms.sandbox.types import Case, Limits
 
 _CALL = Case(function="f", args="[1]")
 FRAME = r"b'PLS1\x2e\x00\x00\x00{\"results\":[[0,\"ok\",0,1,1,1,1,0,-1]],\"done\":true}!'"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pettingllms.limits import Limits
 from pettingllms.sandbox.selfcheck import Behavior
+from pettingllms.sandbox.types import Limits
 
 OURS = ("pettingllms", "worker", "program.py")
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pettingllms.limits import Limits
 from pettingllms.sandbox.selfcheck import TIGHT, Behavior, attack
-from pettingllms.sandbox.types import Case
+from pettingllms.sandbox.types import Case, Limits
 
 _SHORT_WALL = replace(TIGHT, wall_s=0.4)
 _FEW_FILES = replace(TIGHT, open_files=16)

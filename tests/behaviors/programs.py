@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pettingllms.limits import Limits
 from pettingllms.sandbox.selfcheck import Behavior
-from pettingllms.sandbox.types import Case
+from pettingllms.sandbox.types import Case, Limits
 
 _ALL = Limits()
 OURS = ("pettingllms", "worker", "task.py", "program.py")
