@@ -435,7 +435,7 @@ def test_options_go_over_the_run_and_the_run_over_defaults(trained: Summary) -> 
     [
         (["--adapters", "nowhere"], "no folder nowhere"),
         (["--split", "tset"], "did you mean 'test'"),
-        (["--limit", "0"], "limit must be from 1 to 10000000"),
+        (["--limit", "0"], "limit must be from 1 to 1000000"),
         (["--seed", "-1"], "seed must be at least 0"),
         (["--temperature", "0"], "use --greedy"),
         (["--top-p", "1.5"], "top_p must be"),

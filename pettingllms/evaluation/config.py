@@ -89,7 +89,7 @@ class EvalConfig:
         "never end",
         aliases=("--tasks",),
         at_least=1,
-        at_most=10**7,
+        at_most=10**6,
     )
     samples: int = task_setting(
         1,
