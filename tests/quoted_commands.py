@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 import torch
 
-LIMIT_S = 120
+LIMIT_S = 240
 """CPU seconds after which a command has failed."""
 
 

@@ -164,6 +164,7 @@ def test_a_resumed_run_is_byte_for_byte_the_uninterrupted_one(stopped, tmp_path)
 
 
 @pytest.mark.ray
+@pytest.mark.timeout(900)  # four processes load the model, beside whatever else CI runs
 def test_two_workers_on_ray_train_the_same_bytes(tmp_path):
     pytest.importorskip("ray")
     shards = {"max_steps": 1, "tasks_per_step": 2, "tasks_per_shard": 1}

@@ -29,11 +29,6 @@ class Texts(NamedTuple):
     mask_B1TS: torch.Tensor | None
     """Added to the scores; None for the causal mask of rows padded on the right."""
 
-    def to(self, device: torch.device) -> Texts:
-        """Moves them to a device."""
-        mask = None if self.mask_B1TS is None else self.mask_B1TS.to(device)
-        return Texts(self.query_BT.to(device), self.seen_BS.to(device), mask)
-
 
 class _Rows(NamedTuple):
     """A few rows, as places of their heads."""

@@ -195,7 +195,8 @@ class PackedLayout:
             owned = zip(self._replies, self._owners, strict=True)
             replies = [(reply, prompts[u]) for reply, u in owned if u in prompts]
             for text, rows in _padded_texts([*prompts.values()], replies, dtype):
-                texts.append(text.to(self._device))
+                places_of = (part if part is None else part.to(self._device) for part in text)
+                texts.append(Texts(*places_of))  # type: ignore[arg-type]
                 # A token that is in several rows has the same value in all of them.
                 for row in rows:
                     places.update(zip(row.tokens, count(first + row.skipped), strict=False))
