@@ -328,7 +328,7 @@ def memory(work: Workload) -> tuple[Parts, Parts, Parts]:
     # Every token counts for nine eighths of one at least (`policies.packing`).
     tokens = batch * 8 // 9
     kept = activation_bytes(shape, tokens, width, checkpointing=config.gradient_checkpointing)
-    # Float32 logits of one chunk, what is computed of them, and gradients: at most three tensors of their size (on a CPU).
+    # Float32 logits of one chunk, what is computed of them, and gradients: at most three tensors of their size; fewer on a CPU.
     logits = 3 * 4 * min(LOGITS_PER_CHUNK, tokens * shape.vocabulary)
     if config.gradient_checkpointing:  # they are gone when the first layer is computed again
         logits = max(0, logits - int(tokens * width * _layer(shape, width)))

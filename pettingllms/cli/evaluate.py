@@ -228,7 +228,9 @@ def _compare(options: EvalConfig, specs: tuple[str, str]) -> int:
             print(f"\n{report.as_text(report.coverage_table(comparison))}")
     differing = [f"{name}: {one!r}, {two!r}" for name, (one, two) in apart.items()]
     if "env_args" in apart:
-        differing.append("tasks are paired by number; env_args that change tasks compare others")
+        differing.append(
+            "tasks are paired by number: env_args that change them pair different ones"
+        )
     if differing:
         print("settings that differ: " + "; ".join(differing))
     rows = {"settings_apart": apart, "comparisons": [c.row() for c in comparisons]}

@@ -597,7 +597,7 @@ def _with_slopes(
             scored.append(tuple(scores))
             if slopes:  # of softmax: one at the token, less the probabilities
                 slopes_RV = logprobs_RV.exp_().neg_()
-                slopes_RV[torch.arange(len(ids_R)), ids_R] += 1.0
+                slopes_RV[torch.arange(len(ids_R), device=ids_R.device), ids_R] += 1.0
                 values_RV.copy_(slopes_RV if temperature == 1.0 else slopes_RV.div_(temperature))
     logprobs_C, entropies_C = (torch.cat(values) for values in zip(*scored, strict=True))
     if not slopes:
