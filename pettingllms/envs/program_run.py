@@ -58,6 +58,10 @@ def _front() -> Front:
     with _opening:
         if os.getpid() not in _fronts:  # threads do not survive a fork
             _fronts[os.getpid()] = Front()
+            # A cluster's proxy cannot reach this machine's 127.0.0.1; clients read the lower-case name first.
+            direct = os.environ.get("no_proxy", os.environ.get("NO_PROXY", ""))
+            if direct != "*":
+                os.environ["no_proxy"] = f"127.0.0.1,{direct}".rstrip(",")
         return _fronts[os.getpid()]
 
 
@@ -128,6 +132,7 @@ class ProgramRun:
         self.over = self._closed = self._killed = False
         self._refusals = 0
         self._process: subprocess.Popen[bytes] | None = None
+        self._folder = os.getcwd()
         self._cancel: Callable[[], object] | None = None
         self.base_url = _front().add(self)
         self._thread = threading.Thread(
@@ -353,6 +358,12 @@ class ProgramRun:
     def _settled(self) -> bool:
         if self._refused:
             raise ConfigError(f"a request of the program was refused: {self._refused}")
+        if not os.path.samefile(self._folder, "."):  # threads share it, and the trainer writes there
+            os.chdir(self._folder)
+            raise ConfigError(
+                "the program changed the working directory of all episodes; use absolute paths and subprocesses with "
+                "cwd=, or train a script (program:FILE.py), which has a process for each episode"
+            )
         missing = [call for call, _ in self._told] + self._missing()
         if self.over:
             if missing and not self._closed:
@@ -361,8 +372,8 @@ class ProgramRun:
                 )
             if self._unread:
                 raise ConfigError(
-                    f"the program no longer waited when {self._unread[0].call.role} replied: sampling takes its "
-                    "time in training, so give the client a longer timeout, such as OpenAI(timeout=3600)"
+                    f"the program no longer waited when {self._unread[0].call.role} replied: cancel no request, and "
+                    "give the client a longer timeout, such as OpenAI(timeout=3600), because sampling takes time"
                 )
             return True
         if not self._waiting or (not missing and time.monotonic() < self._due()):

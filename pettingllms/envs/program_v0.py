@@ -374,10 +374,8 @@ class raw_env(TextEnv):
         team, earned, error = 0.0, Counter[str](), None
         for paid in [*run.paid, *([_reward(self, run, self.asked)] if run.over else [])]:
             team += _number(self, paid["team"])
-            for name, amount in {
-                paid["role"] or role: paid["local"],
-                **paid.get("roles", {}),
-            }.items():
+            by_role = [(paid["role"] or role, paid["local"]), *paid.get("roles", {}).items()]
+            for name, amount in by_role:
                 if name not in self.asked:
                     raise ConfigError(
                         f"{self} pays the role {name!r}; its roles are {', '.join(self.asked)}"
@@ -386,7 +384,7 @@ class raw_env(TextEnv):
             if not isinstance(solved := paid["success"], bool | np.bool_ | None):
                 raise ConfigError(f"{self} pays success {solved!r:.80}; it is true or false")
             success = success if solved is None else bool(solved)
-            error = paid["parse_error"] or error
+            error = str(paid["parse_error"] or "") or error
         return (
             team,
             {agent: float(amount) for agent, amount in earned.items() if amount},
