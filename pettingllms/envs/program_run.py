@@ -30,6 +30,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pettingllms.envs.program_calls import ChatCall, Front, NotServed, answer, first_difference
@@ -132,7 +133,7 @@ class ProgramRun:
         self.over = self._closed = self._killed = False
         self._refusals = 0
         self._process: subprocess.Popen[bytes] | None = None
-        self._folder = os.getcwd()
+        self._folder = Path.cwd()
         self._cancel: Callable[[], object] | None = None
         self.base_url = _front().add(self)
         self._thread = threading.Thread(
@@ -358,8 +359,10 @@ class ProgramRun:
     def _settled(self) -> bool:
         if self._refused:
             raise ConfigError(f"a request of the program was refused: {self._refused}")
-        if not os.path.samefile(self._folder, "."):  # threads share it, and the trainer writes there
-            os.chdir(self._folder)
+        # Threads share it, and the trainer writes its relative paths there.
+        if not (self._folder.exists() and self._folder.samefile("")):
+            with contextlib.suppress(FileNotFoundError):
+                os.chdir(self._folder)
             raise ConfigError(
                 "the program changed the working directory of all episodes; use absolute paths and subprocesses with "
                 "cwd=, or train a script (program:FILE.py), which has a process for each episode"
