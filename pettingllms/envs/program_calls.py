@@ -30,19 +30,15 @@ from pettingllms.envs.tool_calls import read_calls
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.types import Conversation
 
-_SAMPLING = frozenset(
-    [
-        *("seed", "temperature", "top_p", "max_tokens", "max_completion_tokens", "verbosity"),
-        *("reasoning_effort", "presence_penalty", "frequency_penalty"),
-    ]
+_SAMPLING = (
+    *("seed", "temperature", "top_p", "max_tokens", "max_completion_tokens", "verbosity"),
+    *("reasoning_effort", "presence_penalty", "frequency_penalty"),
 )
 """Ignored, with a warning."""
-_READ = frozenset(
-    [
-        *("model", "messages", "n", "tools", "tool_choice", "response_format", "stop", "stream"),
-        *("user", "metadata", "safety_identifier", "prompt_cache_key", "stream_options"),
-        *("store", "service_tier", "parallel_tool_calls"),
-    ]
+_READ = (
+    *("model", "messages", "n", "tools", "tool_choice", "response_format", "stop", "stream"),
+    *("user", "metadata", "safety_identifier", "prompt_cache_key", "stream_options"),
+    *("store", "service_tier", "parallel_tool_calls"),
 )
 _DECISION = ("messages", "tools", "tool_choice", "response_format", "stop")
 """What makes two requests to one role the same."""
@@ -84,13 +80,11 @@ class ChatCall:
         parameters = {
             name: value for name, value in body.items() if value not in (None, False, [], {}, "")
         }
-        if unknown := parameters.keys() - _READ - _SAMPLING:
+        if unknown := parameters.keys() - {*_READ, *_SAMPLING}:
             raise NotServed(400, f"parameter {min(unknown)!r} is not supported here; leave it out")
         _warn_of(frozenset(name for name in _SAMPLING if body.get(name) is not None))
-        if parameters.get("n", 1) != 1:
-            raise NotServed(
-                400, f"n={parameters['n']} is not supported here; ask {parameters['n']} times"
-            )
+        if (n := parameters.get("n", 1)) != 1:
+            raise NotServed(400, f"n={n} is not supported here; ask {n} times")
         role = role_named(parameters.get("model", ""))
         if roles is not None and role not in roles:
             hint = did_you_mean(role, roles)
@@ -102,11 +96,8 @@ class ChatCall:
         request = {name: parameters[name] for name in _DECISION if name in parameters}
         request["messages"] = messages_of(request.get("messages"))
         stops_of(request.get("stop"))
-        if request.get("tool_choice") == "none":
-            request.pop("tools", None)  # as `pettingllms-serve` reads it
-        tools = request.get("tools", [])
-        if not isinstance(tools, list) or not all(map(_is_function, tools)):
-            raise NotServed(400, "tools must be a list of functions, with names")
+        if not tools_of(request):
+            request.pop("tools", None)
         text = json.dumps([role, request], sort_keys=True)
         return cls(role, request, hashlib.blake2b(text.encode(), digest_size=16).hexdigest())
 
@@ -137,6 +128,18 @@ def stops_of(given: Any) -> tuple[str, ...]:
     ):
         raise NotServed(400, f"stop must be a text or a list of at most {MOST_STOPS}, none empty")
     return tuple(stops)
+
+
+def tools_of(body: Mapping[str, Any]) -> list[Any]:
+    """The functions that a request lets its role call.
+
+    Raises:
+        NotServed: they are no functions with names.
+    """
+    tools = (body.get("tool_choice") != "none" and body.get("tools")) or []
+    if not isinstance(tools, list) or not all(map(_is_function, tools)):
+        raise NotServed(400, f"tools must be a list of functions with names, got {tools!r:.80}")
+    return tools
 
 
 def _is_function(tool: Any) -> bool:
@@ -330,17 +333,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _handle(self, method: str) -> None:
         try:
-            payload, content_type = self._reply(method), "application/json"
-            if isinstance(payload, bytes):
-                body, content_type = payload, "text/event-stream"
-            else:
-                body = json.dumps(payload).encode()
-            self._send(200, body, content_type)
+            self._send(200, self._reply(method))
         except NotServed as error:
             shown = {"message": str(error), "type": "invalid_request_error", "code": None}
-            self._send(error.status, json.dumps({"error": shown}).encode(), "application/json")
+            self._send(error.status, {"error": shown})
 
-    def _send(self, status: int, body: bytes, kind: str) -> None:
+    def _send(self, status: int, payload: Any) -> None:
+        is_stream = isinstance(payload, bytes)
+        body = payload if is_stream else json.dumps(payload).encode()
+        kind = "text/event-stream" if is_stream else "application/json"
         self.send_response(status)
         # A kept connection would outlive the event loop of a program; a refusal would be refused again.
         for name, value in (("content-type", kind), ("content-length", str(len(body)))):
@@ -374,9 +375,7 @@ class _Handler(BaseHTTPRequestHandler):
         asked: Mapping[str, Any] = body or {}
         if not asked.get("stream"):
             return reply
-        options = asked.get("stream_options")
-        usage = isinstance(options, Mapping) and bool(options.get("include_usage"))
-        return _events(reply, usage=usage)
+        return _events(reply, usage=bool((asked.get("stream_options") or {}).get("include_usage")))
 
     def _ask(self, run: Asked, body: Any) -> dict[str, Any]:
         return run.ask(body, lambda: _left(self.connection), self.client_address[-1])

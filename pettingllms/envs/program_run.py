@@ -195,9 +195,8 @@ class ProgramRun:
             "OPENAI_BASE_URL": self.base_url,
             "OPENAI_API_KEY": "local",
             "PROGRAM_SEED": str(self.seed),
+            "OPENAI_AGENTS_DISABLE_TRACING": "1",  # the SDK would send its traces away
         }
-        # The Agents SDK would send its traces away.
-        variables["OPENAI_AGENTS_DISABLE_TRACING"] = "1"
         pipe = subprocess.PIPE
         command = [sys.executable, self._program.name]
         with subprocess.Popen(

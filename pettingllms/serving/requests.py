@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pettingllms.envs.program_calls import messages_of, role_named, stops_of
+from pettingllms.envs.program_calls import messages_of, role_named, stops_of, tools_of
 from pettingllms.envs.questions import RolePrompt
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 from pettingllms.policies.chat import REFUSALS, Chat
@@ -193,7 +193,7 @@ class RequestReader:
             )
         echo = flag(body, "echo")
         stream = flag(body, "stream")
-        tools = bool(_tools(body))
+        tools = bool(tools_of(body))
         if stream and (echo or tools):
             what = "echo is" if echo else "tools are"
             raise ConfigError(f"{what} not supported in a stream; leave out one of the two")
@@ -291,7 +291,7 @@ class RequestReader:
             if flag(body, "role_prompt", default=True):
                 turns = asked(turns, self.prompts.get(role))
             try:
-                return (self.chat(role).conversation_ids(turns, _tools(body)),)
+                return (self.chat(role).conversation_ids(turns, tools_of(body)),)
             except REFUSALS as error:
                 raise ConfigError(
                     f"the chat template refuses this conversation: {error}"
@@ -363,18 +363,6 @@ def turns_of(messages: Any) -> list[dict[str, Any]]:
         ConfigError: no conversation of texts, calls of tools, and their results.
     """
     return [{**turn, "content": plain(turn["content"])} for turn in messages_of(messages)]
-
-
-def _tools(body: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    tools = body.get("tools") or ()
-    if body.get("tool_choice") == "none":
-        return ()
-    fits = isinstance(tools, list | tuple) and all(
-        isinstance(tool, Mapping) and isinstance(tool.get("function"), Mapping) for tool in tools
-    )
-    if not fits:
-        raise ConfigError(f"tools must be a list of functions, got {tools!r:.80}")
-    return tools
 
 
 def plain(text: str) -> str:
