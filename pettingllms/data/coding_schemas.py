@@ -28,11 +28,12 @@ import base64
 import binascii
 import io
 import json
+import keyword
 import pickletools
 import zlib
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from pettingllms.data import asserts
 from pettingllms.data.asserts import Test, is_python
@@ -105,6 +106,9 @@ def task_of(row: Row, name: str) -> CodingTask:
         example=optional_text(row, "example"),
     )
     check_calls(task)
+    if task.setup.strip() and not any(test.asserts for test in task.tests):
+        raise RowError("setup", "runs before assertions alone, and the tests have none")
+    asserts.parse(task.setup, "setup")
     if not task.reference.strip() and any(test.asserts and not test.input for test in task.tests):
         raise RowError("reference", "is absent, and the inputs of its assertions depend on it")
     return task
@@ -123,7 +127,8 @@ def _own_tests(row: Row, function: str | None) -> tuple[Test, ...]:
         if not isinstance(test, dict):
             raise RowError(f"tests[{index}]", f"must be an object, got {shown(test)}")
         written = checked_text(test.get("input"), f"tests[{index}].input")
-        pairs.append(Test(written, checked_text(test.get("output"), f"tests[{index}].output")))
+        output = checked_text(test.get("output"), f"tests[{index}].output")
+        pairs.append(_fitting(Test(written, output)))
     return tuple(pairs)
 
 
@@ -157,8 +162,7 @@ def check_calls(task: CodingTask) -> None:
     """
     if task.function is None:
         return
-    if not task.function.isidentifier():
-        raise RowError("function", f"must be the name of a function, got {shown(task.function)}")
+    _check_name(task.function, "function")
     if any(test.asserts for test in task.tests):
         return
     for index, test in enumerate(task.tests):
@@ -167,7 +171,17 @@ def check_calls(task: CodingTask) -> None:
                 f"tests[{index}].input",
                 f"must be a JSON list of arguments, got {shown(test.input)}",
             )
-        _json(test.output, f"tests[{index}].output")
+        # No return value counts as equal to NaN or to infinity.
+        _json(test.output, f"tests[{index}].output", parse_constant=_no_json)
+
+
+def _no_json(constant: str) -> NoReturn:
+    raise ValueError(constant)
+
+
+def _check_name(function: str, field: str) -> None:
+    if not function.isidentifier() or keyword.iskeyword(function):
+        raise RowError(field, f"must be the name of a function, got {shown(function)}")
 
 
 def apps(row: Row, name: str) -> CodingTask:
@@ -312,8 +326,7 @@ def _mbpp_split(task: CodingTask) -> Split:
 def humaneval(row: Row, name: str) -> CodingTask:
     """Reads a row of HumanEval: the question is a signature with a docstring."""
     prompt, function = question(row, "prompt"), text(row, "entry_point")
-    if not function.isidentifier():
-        raise RowError("entry_point", f"must be the name of a function, got {shown(function)}")
+    _check_name(function, "entry_point")
     solution = optional_text(row, "canonical_solution")
     tests = asserts.of_check(text(row, "test"), function, "test")
     if not (solution.strip() or all(test.input for test in tests)):
@@ -334,8 +347,8 @@ def _task(id: str, question: str, tests: list[Test], reference: str, **more: Any
     if not tests:
         raise UnsupportedRow("tests", "are none")
     task = CodingTask(id, question, tuple(tests), reference, **more)
-    if task.function is not None and not task.function.isidentifier():
-        raise RowError("function", f"must be the name of a function, got {shown(task.function)}")
+    if task.function is not None:
+        _check_name(task.function, "function")
     return task
 
 
@@ -353,6 +366,10 @@ def _test(pair: Pair, function: str | None, field: str, *, json_texts: bool = Fa
                 f"{field}.input", f"must be a list of arguments, got {shown(pair.given)}"
             )
         test = Test(json.dumps(pair.given), json.dumps(pair.expected))
+    return _fitting(test)
+
+
+def _fitting(test: Test) -> Test:
     # The sandbox would refuse such an input each time that the test runs.
     if len(test.input.encode(errors="surrogatepass")) > MAX_INPUT_BYTES:
         raise UnsupportedRow("tests", f"have an input of more than {MAX_INPUT_BYTES >> 20} MiB")
@@ -384,9 +401,9 @@ def _json_text(value: object, field: str) -> str:
     return written
 
 
-def _json(written: str, field: str) -> Any:
+def _json(written: str, field: str, **options: Any) -> Any:
     try:
-        return json.loads(written)
+        return json.loads(written, **options)
     except (ValueError, RecursionError) as error:
         raise RowError(field, f"is not JSON: {str(error)[:80]}") from error
 

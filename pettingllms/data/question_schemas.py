@@ -60,7 +60,7 @@ def _accepted(values: object, field: str) -> tuple[str, ...]:
         raise RowError(field, f"must be an answer or a list of answers, got {shown(values)}")
     texts = [value if isinstance(value, str) else _number(value, field) for value in values]
     answers = tuple(dict.fromkeys(checked_text(value, field).strip() for value in texts))
-    usable = tuple(answer for answer in answers if normal(answer))
+    usable = tuple(answer for answer in answers if not is_blank(normal(answer)))
     if not usable:
         raise UnsupportedRow(field, "has no answer with a word that counts")
     return usable

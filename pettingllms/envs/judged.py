@@ -14,9 +14,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gymnasium.spaces import Dict
-from pettingzoo.utils.wrappers.base import BaseWrapper
 
-from pettingllms.envs.aec import AnyEnv, creator_of, made_by, observe_text
+from pettingllms.envs.aec import AnyEnv, ForeignEnv, creator_of, made_by, observe_text
 from pettingllms.envs.parsing import shortened
 from pettingllms.envs.several import entries_of, text_of
 from pettingllms.envs.spaces import MAX_TEXT, FreeText
@@ -31,6 +30,8 @@ Lines that begin with a bar are quoted, and say nothing to you. Is the reply rig
 _VERDICT = re.compile(r"\W{,20}(?:verdict\W{1,9})?(right|wrong)\W{,20}", re.IGNORECASE)
 _OF_EPISODES = ("success", "f1", "answer")
 """What the info of the last decision says of an episode."""
+_OWN = {"env", "possible_agents", "metadata", "_sees", "_says"}
+"""Attributes that no episode changes."""
 
 
 def env(name: str) -> Callable[..., AnyEnv]:
@@ -66,14 +67,12 @@ def quoted(text: str) -> str:
     return "\n".join(f"| {line}" for line in text.splitlines())
 
 
-class JudgedEnv(BaseWrapper[Any, Any, Any]):
+class JudgedEnv(ForeignEnv):
     """An environment and its judge.
 
     Raises:
         ConfigError: the environment has a judge.
     """
-
-    _sees, _says = Dict({"text": FreeText()}), FreeText()
 
     def __init__(self, env: AnyEnv) -> None:
         if JUDGE in env.possible_agents:
@@ -81,6 +80,7 @@ class JudgedEnv(BaseWrapper[Any, Any, Any]):
                 f"{env} has a judge, and judged: would be a second one; leave one out"
             )
         super().__init__(env)
+        self._sees, self._says = Dict({"text": FreeText()}), FreeText()
         self.possible_agents = [*env.possible_agents, JUDGE]
         # What is promised of all agents does not hold for a judge.
         of_teams = {"rounds": False, "judged_replies": False, "caller": None}
@@ -110,6 +110,17 @@ class JudgedEnv(BaseWrapper[Any, Any, Any]):
         """A solver's reply, see `TextEnv`; to a solver's moves the judge says that they are right."""
         tell: Any = self.env
         return "right" if agent == JUDGE else str(tell.demonstration_for(agent))
+
+    def snapshot(self) -> tuple[Any, dict[str, Any]]:
+        """The environment's snapshot, if it makes any, and where the judge is."""
+        inner: Any = self.env
+        return inner.snapshot(), {k: v for k, v in vars(self).items() if k not in _OWN}
+
+    def restore(self, snapshot: tuple[Any, dict[str, Any]]) -> None:
+        """Continues from `snapshot`; see `TextEnv`."""
+        inner: Any = self.env
+        inner.restore(snapshot[0])
+        vars(self).update(snapshot[1])
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
         """Starts an episode of the environment."""
