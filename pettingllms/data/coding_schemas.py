@@ -33,7 +33,7 @@ import pickletools
 import zlib
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from pettingllms.data import asserts
 from pettingllms.data.asserts import Test, is_python
@@ -90,15 +90,12 @@ def task_of(row: Row, name: str) -> CodingTask:
     """
     asked = question(row, "question")
     function = optional_text(row, "function") or None
-    mutants = parsed(row, "mutants") or []
-    if not isinstance(mutants, list) or not all(isinstance(mutant, str) for mutant in mutants):
-        raise RowError("mutants", f"must be a list of strings, got {shown(mutants)}")
     task = CodingTask(
         id=label(row, "id") or name,
         question=asked,
         tests=_own_tests(row, function),
         reference=optional_text(row, "reference"),
-        mutants=tuple(mutants),
+        mutants=tuple(_texts(row, "mutants")),
         function=function,
         difficulty=label(row, "difficulty"),
         limits=_limits(row),
@@ -106,9 +103,10 @@ def task_of(row: Row, name: str) -> CodingTask:
         example=optional_text(row, "example"),
     )
     check_calls(task)
-    if task.setup.strip() and not any(test.asserts for test in task.tests):
-        raise RowError("setup", "runs before assertions alone, and the tests have none")
-    asserts.parse(task.setup, "setup")
+    if task.setup.strip():
+        asserts.parse(task.setup, "setup")
+        if not any(test.asserts for test in task.tests):
+            raise RowError("setup", "runs before assertions alone, and the tests have none")
     if not task.reference.strip() and any(test.asserts and not test.input for test in task.tests):
         raise RowError("reference", "is absent, and the inputs of its assertions depend on it")
     return task
@@ -166,21 +164,15 @@ def check_calls(task: CodingTask) -> None:
     if any(test.asserts for test in task.tests):
         return
     for index, test in enumerate(task.tests):
-        if not isinstance(_json(test.input, f"tests[{index}].input"), list):
-            raise RowError(
-                f"tests[{index}].input",
-                f"must be a JSON list of arguments, got {shown(test.input)}",
-            )
-        # No return value counts as equal to NaN or to infinity.
-        _json(test.output, f"tests[{index}].output", parse_constant=_no_json)
+        given, expected = f"tests[{index}].input", f"tests[{index}].output"
+        if not isinstance(_json(test.input, given), list):
+            raise RowError(given, f"must be a JSON list of arguments, got {shown(test.input)}")
+        # No return value counts as equal to NaN or to infinity, which `int` refuses.
+        _json(test.output, expected, parse_constant=int)
 
 
-def _no_json(constant: str) -> NoReturn:
-    raise ValueError(constant)
-
-
-def _check_name(function: str, field: str) -> None:
-    if not function.isidentifier() or keyword.iskeyword(function):
+def _check_name(function: str | None, field: str) -> None:
+    if function is not None and (not function.isidentifier() or keyword.iskeyword(function)):
         raise RowError(field, f"must be the name of a function, got {shown(function)}")
 
 
@@ -202,15 +194,12 @@ def apps(row: Row, name: str) -> CodingTask:
         raise RowError("input_output.fn_name", f"must be a string, got {shown(function)}")
     if function and all(isinstance(p.expected, list) and len(p.expected) == 1 for p in pairs):
         pairs = [Pair(p.given, p.expected[0]) for p in pairs]
-    solutions = parsed(row, "solutions") if row.get("solutions") else []
-    if not isinstance(solutions, list) or not all(isinstance(s, str) for s in solutions):
-        raise RowError("solutions", f"must hold a list of programs, got {shown(solutions)}")
     return _task(
         label(row, "problem_id", "id") or name,
         _with_starter(asked, optional_text(row, "starter_code")),
         [_test(pair, function, f"input_output[{n}]") for n, pair in enumerate(pairs)],
         # APPS has solutions in Python 2 as well, which do not parse here.
-        next(filter(is_python, solutions), ""),
+        next(filter(is_python, _texts(row, "solutions")), ""),
         function=function or None,
         difficulty=label(row, "difficulty"),
         limits=CATALOG["apps"].limits,
@@ -347,26 +336,20 @@ def _task(id: str, question: str, tests: list[Test], reference: str, **more: Any
     if not tests:
         raise UnsupportedRow("tests", "are none")
     task = CodingTask(id, question, tuple(tests), reference, **more)
-    if task.function is not None:
-        _check_name(task.function, "function")
+    _check_name(task.function, "function")
     return task
 
 
 def _test(pair: Pair, function: str | None, field: str, *, json_texts: bool = False) -> Test:
     """Makes a test; `json_texts`: arguments and results are JSON text already."""
+    given, expected = f"{field}.input", f"{field}.output"
     if function is None:
-        test = Test(_lines(pair.given, f"{field}.input"), _lines(pair.expected, f"{field}.output"))
-    elif json_texts:
-        test = Test(
-            _json_text(pair.given, f"{field}.input"), _json_text(pair.expected, f"{field}.output")
-        )
-    else:
-        if not isinstance(pair.given, list):
-            raise RowError(
-                f"{field}.input", f"must be a list of arguments, got {shown(pair.given)}"
-            )
-        test = Test(json.dumps(pair.given), json.dumps(pair.expected))
-    return _fitting(test)
+        return _fitting(Test(_lines(pair.given, given), _lines(pair.expected, expected)))
+    if json_texts:
+        return _fitting(Test(_json_text(pair.given, given), _json_text(pair.expected, expected)))
+    if not isinstance(pair.given, list):
+        raise RowError(given, f"must be a list of arguments, got {shown(pair.given)}")
+    return _fitting(Test(json.dumps(pair.given), json.dumps(pair.expected)))
 
 
 def _fitting(test: Test) -> Test:
@@ -437,7 +420,7 @@ def _python_3(value: object, field: str) -> Sequence[str]:
 
 
 def _texts(row: Row, field: str) -> list[str]:
-    value = row.get(field)
+    value = parsed(row, field)
     if value is None and field != "test_list":
         return []
     if not isinstance(value, list) or not all(isinstance(member, str) for member in value):

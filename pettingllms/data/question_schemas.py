@@ -173,11 +173,8 @@ def _musique(row: Row, name: str) -> Question:
     if not _is_list(paragraphs) or not all(isinstance(p, Mapping) for p in paragraphs):
         raise RowError("paragraphs", f"must be a list of objects, got {shown(paragraphs)}")
     passages = [Passage(text(p, "paragraph_text").strip(), text(p, "title")) for p in paragraphs]
-    gold = [
-        passage.key
-        for passage, p in zip(passages, paragraphs, strict=True)
-        if p.get("is_supporting")
-    ]
+    pairs = zip(passages, paragraphs, strict=True)
+    gold = [passage.key for passage, p in pairs if p.get("is_supporting")]
     aliases = _list(row.get("answer_aliases") or [], "answer_aliases")
     answers = _accepted([text(row, "answer"), *aliases], "answer")
     named = label(row, "id") or name

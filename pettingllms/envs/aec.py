@@ -316,12 +316,6 @@ class ForeignEnv(BaseWrapper[Any, Any, Any]):
         """Returns a copy; see `clone_env`."""
         return cast(Self, clone_env(self))
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        # What belongs to the wrapper is shared: it is replaced and never changed in place.
-        twin = copy.copy(self)
-        twin.env = copy.deepcopy(self.env, memo)
-        return twin
-
     def branch(
         self, replies: Sequence[str], completion_ids: Sequence[Sequence[int]] = ()
     ) -> list[Self]:

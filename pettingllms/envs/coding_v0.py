@@ -93,15 +93,7 @@ from pettingllms.data.splits import Split
 from pettingllms.envs import arguments, coding_judge, small_text
 from pettingllms.envs.assertions import Run
 from pettingllms.envs.base import Outcome, metadata_of
-from pettingllms.envs.coding_judge import (
-    Matrix,
-    Verdict,
-    judged,
-    passes,
-    score,
-    told_apart,
-    up_to_a_hang,
-)
+from pettingllms.envs.coding_judge import Matrix, Verdict, judged, passes, score, up_to_a_hang
 from pettingllms.envs.coding_text import (
     Attempt,
     Disagreement,
@@ -381,7 +373,7 @@ class raw_env(TeamEnv):
             not all(passes(t, r, task.function) for t, r in zip(tests, row, strict=True))
             for row in rows
         )
-        return told_apart(verdict, rows, task.function), caught / len(task.mutants)
+        return coding_judge.told_apart(verdict, rows, task.function), caught / len(task.mutants)
 
     def _disagreements(
         self,
