@@ -24,7 +24,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, cast
 
 import pettingzoo
 from gymnasium.utils import EzPickle
@@ -312,13 +312,13 @@ def _forgets(env: Any) -> bool:
 class ForeignEnv(BaseWrapper[Any, Any, Any]):
     """An environment that is not a `TextEnv`, with those of its methods that an episode needs."""
 
-    def clone(self) -> ForeignEnv:
+    def clone(self) -> Self:
         """Returns a copy; see `clone_env`."""
-        return ForeignEnv(clone_env(self.env))
+        return cast(Self, clone_env(self))
 
     def branch(
         self, replies: Sequence[str], completion_ids: Sequence[Sequence[int]] = ()
-    ) -> list[ForeignEnv]:
+    ) -> list[Self]:
         """Returns a copy for each reply, which has been stepped with it."""
         del completion_ids
         twins = [self.clone() for _ in replies]
@@ -328,7 +328,7 @@ class ForeignEnv(BaseWrapper[Any, Any, Any]):
 
     def text_for(self, agent: str) -> str:
         """Returns the text of the observation of `agent`; see `observe_text`."""
-        return observe_text(self.env, agent)
+        return observe_text(self, agent)
 
     def __str__(self) -> str:
         return str(self.env)

@@ -65,7 +65,7 @@ _SET_BY_INIT = frozenset(
 )
 RESERVED = (_SET_BY_RESET | _SET_BY_INIT | {"_given", "_outcomes", "_record"}) | {
     *("_known", "_shown_to", "_not_read", "reward_funcs", "trainer_state"),
-    *("_drawn", "_next_stream", "_reply_of"),
+    *("_checked_options", "_drawn", "_next_stream", "_reply_of"),
 }
 """Names that a subclass must not give to attributes and methods of its own: `TextEnv` sets them."""
 
@@ -80,6 +80,8 @@ class AgentEnv(AECEnv[str, dict[str, Any], str | None]):
     _action_spaces: dict[str, FreeText]
     _stream: tuple[int, int] | None
     """The seed that opened the stream of tasks, and the number of the latest one; None before the first."""
+    reset_options: ClassVar[tuple[str, ...]] = ()
+    """Keys of `reset(options=...)` that are read; any other is an error."""
 
     def observation_space(self, agent: str) -> Space[Any]:
         """The space of `observe(agent)`: always the same object, shared with clones."""
@@ -108,6 +110,15 @@ class AgentEnv(AECEnv[str, dict[str, Any], str | None]):
     def _drawn(self) -> str:
         """Returns what `render` shows."""
         raise NotImplementedError
+
+    def _checked_options(self, options: dict[str, Any] | None) -> dict[str, Any]:
+        """Returns the options of a reset, refusing unknown ones."""
+        for key in options or {}:
+            # PettingZoo's api_test passes the key "options" to every environment.
+            if key not in (*self.reset_options, "options"):
+                hint = did_you_mean(str(key), self.reset_options)
+                raise ConfigError(f"{self} has no reset option {key!r}; {hint}")
+        return options or {}
 
     def _next_stream(self, seed: int | None, bits: int) -> tuple[int, int]:
         """Returns the stream after `reset(seed)`; without any seed, its first one is random, of so many bits."""
@@ -175,8 +186,6 @@ class TextEnv(AgentEnv):
     `embedded:parts` in `embedded_parts` and `embedded_parts_training`; `embedded_model`: the default."""
     divides_datasets: ClassVar[bool] = False
     """Whether a `dataset` without splits may be given as `...?divide`, so that tasks are held out."""
-    reset_options: ClassVar[tuple[str, ...]] = ()
-    """Keys of `reset(options=...)` that `_start` reads; any other is an error."""
     reward_funcs: Sequence[RewardFunction] = ()
     """Functions that add to local rewards; set after the constructor, shared by copies."""
     trainer_state: Any = None
@@ -325,12 +334,7 @@ class TextEnv(AgentEnv):
                 `reset_options`.
             TypeError: `seed` is not an integer.
         """
-        options = {} if options is None else options
-        for key in options:
-            # PettingZoo's api_test passes the key "options" to every environment.
-            if key not in (*self.reset_options, "options"):
-                hint = did_you_mean(str(key), self.reset_options)
-                raise ConfigError(f"{self} has no reset option {key!r}; {hint}")
+        options = self._checked_options(options)
         stream = self._next_stream(seed, bits=48)  # as many as `stream_seed` has
         task_seed = stream_seed(*stream)
         # Everything that may raise comes before the first assignment.
