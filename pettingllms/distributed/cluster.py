@@ -22,15 +22,16 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pettingllms import __path__ as package_path
 from pettingllms import __version__
+from pettingllms.data.rows import data_digests
 from pettingllms.distributed.heart import watched
 from pettingllms.distributed.pools import WORKERS, placed, pools_of
-from pettingllms.errors import ConfigError
+from pettingllms.errors import ConfigError, PettingLLMsError
 from pettingllms.samplers.vllm_args import require_vllm
 from pettingllms.trainers.config import ResolvedConfig
 
@@ -92,7 +93,7 @@ def connected(
             _join(ray, address)
         stack.callback(ray.shutdown)
         if address is not None:
-            check_nodes(ray)
+            check_nodes(ray, config)
         placed(pools, config.workers, config.device, ray.cluster_resources())
         stack.enter_context(watched(ray))
         yield ray
@@ -207,8 +208,8 @@ def _try(address: str) -> None:
         raise ConfigError(f"ray_address {address}: {reason}")
 
 
-def check_nodes(ray: Any) -> None:
-    """Compares the versions of Python, this package and its dependencies on all nodes with those here.
+def check_nodes(ray: Any, config: ResolvedConfig) -> None:
+    """Compares the `versions` on all nodes with those here.
 
     Raises:
         ConfigError: a node has another, lacks the package, or does not answer; names the first.
@@ -216,12 +217,13 @@ def check_nodes(ray: Any) -> None:
     from ray.exceptions import GetTimeoutError, RayError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    here = versions()
+    data = config.dataset, config.env_args
+    here = versions(*data)
     for node in (entry for entry in ray.nodes() if entry["Alive"]):
         place, name = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False), node["NodeName"]
         ask = ray.remote(num_cpus=0, max_retries=1, scheduling_strategy=place)(versions)
         try:
-            there = ray.get(ask.remote(), timeout=NODE_SECONDS)
+            there = ray.get(ask.remote(*data), timeout=NODE_SECONDS)
         except GetTimeoutError as error:
             raise ConfigError(
                 f"node {name} of the cluster did not answer within {NODE_SECONDS:g} seconds"
@@ -231,13 +233,30 @@ def check_nodes(ray: Any) -> None:
                 f"node {name} of the cluster cannot import pettingllms {__version__}: "
                 f"{str(error).strip().splitlines()[-1]}"
             ) from error
-        for what in here | there:
-            ours, theirs = (installed.get(what, "not installed") for installed in (here, there))
-            if theirs != ours:
-                raise ConfigError(
-                    f"node {name} of the cluster has {what} {theirs}, this process {ours}; install "
-                    "the same on every node"
-                )
+        with on_node(name):
+            check_same(here, there)
+
+
+def check_same(driver: Mapping[str, str], there: Mapping[str, str]) -> None:
+    """Compares what a node has with what the driver has; a `ConfigError` names the first difference."""
+    for what in driver | there:
+        ours, theirs = (side.get(what, "missing") for side in (driver, there))
+        if theirs != ours:
+            raise ConfigError(
+                f"{what} is {theirs}, and {ours} where the driver runs; make it the same on every node"
+            )
+
+
+@contextlib.contextmanager
+def on_node(name: str | None = None) -> Iterator[None]:
+    """Names a node of several, that of this process by default, in errors of the block."""
+    try:
+        yield
+    except PettingLLMsError as error:
+        name = name or require_ray().util.get_node_ip_address()
+        if name.startswith("127."):  # the only one
+            raise
+        raise type(error)(f"on node {name} of the cluster: {error}") from error
 
 
 def sent(plan: Any) -> Any:
@@ -257,8 +276,8 @@ def sent(plan: Any) -> Any:
         ) from error
 
 
-def versions() -> dict[str, str]:
-    """What must be equal on all nodes: Python, this package, its source, what it plays and trains with."""
+def versions(dataset: str | None, env_args: Mapping[str, Any]) -> dict[str, str]:
+    """What must be equal on all nodes: Python, this package, its source, what it plays and trains with, data."""
     installed = {
         "Python": platform.python_version(),
         "pettingllms": __version__,
@@ -268,7 +287,8 @@ def versions() -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             # A CPU's and a GPU's PyTorch have the same version, but for what follows its plus.
             installed[name] = importlib.metadata.version(name).partition("+")[0]
-    return installed
+    data = data_digests(dataset, env_args)
+    return installed | {f"data of {name}": digest for name, digest in data.items()}
 
 
 def dependencies() -> set[str]:
