@@ -77,9 +77,15 @@ def test_jobs_of_killed_hung_and_broken_workers_are_done_by_others(fleet, tmp_pa
 def test_a_job_that_kills_every_worker_is_named(fleet, tmp_path):
     hands = fleet(size=1)
     befall(tmp_path, "square-3", *["kill"] * 8)
-    with pytest.raises(WorkersLost, match="square was given to 8 workers"):
+    with pytest.raises(WorkersLost, match=r"^square was given to 8 workers, .* task\.$"):
         hands.submit("square", 3).result()
     assert hands.submit("square", 4).result() == 16
+
+
+def test_a_worker_that_cannot_be_made_says_why_in_a_line(fleet):
+    says = r"^no worker can be started: ModuleNotFoundError: No module named 'my_game'$"
+    with pytest.raises(WorkersLost, match=says):
+        fleet(size=1, ready="unmade").submit("square", 3).result()
 
 
 def test_a_sandbox_that_fails_twice_is_reported_as_in_one_process(fleet, tmp_path):

@@ -26,7 +26,6 @@ from pettingllms.assembly import EnvSource, build_policies, training_env
 from pettingllms.distributed.cluster import check_same, on_node, versions
 from pettingllms.distributed.ranks import ShardedATGRPO, loaded_on_cpu
 from pettingllms.envs.reward_funcs import reward_functions
-from pettingllms.errors import ConfigError
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.sharded import ShardedPolicies
 from pettingllms.rollout.shapes import RolloutShape
@@ -268,9 +267,6 @@ def as_tensors(arrays: Arrays) -> dict[str, torch.Tensor]:
 def _policies(spec: RunSpec, roles: Mapping[str, str]) -> PolicySet:
     policies = build_policies(spec.config, roles)
     for policy, digest in policies.digests.items():
-        if digest != spec.bases[policy]:
-            raise ConfigError(
-                f"the base model {policies.base_of(policy).name!r} of {policy} is not the one of the "
-                f"driver (digest {digest}, there {spec.bases[policy]}); bring the same files to every node"
-            )
+        what = f"the base model {policies.base_of(policy).name!r} of {policy}"
+        check_same({what: spec.bases[policy]}, {what: digest})
     return policies

@@ -119,6 +119,7 @@ def _start(ray: Any, cpus: float, folder: Path) -> None:
     ray._private.ray_constants.ENABLE_RAY_CLUSTER = False
     _init(
         ray,
+        f"Ray cannot start in {folder}; TMPDIR chooses another place",
         address="local",
         num_cpus=max(os.cpu_count() or 1, math.ceil(cpus)),
         include_dashboard=False,
@@ -148,11 +149,7 @@ def _join(ray: Any, address: str) -> None:
                 "as `ray start --head` prints it"
             ) from error
     _try(address)
-    try:
-        _init(ray, address=address)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"ray_address {address}: {reason}") from error
+    _init(ray, f"ray_address {address}", address=address)
 
 
 def _shared(ray: Any) -> str:
@@ -222,24 +219,20 @@ def check_nodes(ray: Any, config: ResolvedConfig) -> None:
     for node in (entry for entry in ray.nodes() if entry["Alive"]):
         place, name = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False), node["NodeName"]
         ask = ray.remote(num_cpus=0, max_retries=1, scheduling_strategy=place)(versions)
-        try:
-            there = ray.get(ask.remote(*data), timeout=NODE_SECONDS)
-        except GetTimeoutError as error:
-            raise ConfigError(
-                f"node {name} of the cluster did not answer within {NODE_SECONDS:g} seconds"
-            ) from error
-        except RayError as error:
-            raise ConfigError(
-                f"node {name} of the cluster cannot import pettingllms {__version__}: "
-                f"{str(error).strip().splitlines()[-1]}"
-            ) from error
         with on_node(name):
+            try:
+                there = ray.get(ask.remote(*data), timeout=NODE_SECONDS)
+            except GetTimeoutError as error:
+                raise ConfigError(f"no answer within {NODE_SECONDS:g} seconds") from error
+            except RayError as error:
+                why = str(error).strip().splitlines()[-1]
+                raise ConfigError(f"pettingllms {__version__} cannot be imported: {why}") from error
             check_same(here, there)
 
 
 def check_same(driver: Mapping[str, str], there: Mapping[str, str]) -> None:
     """Compares what a node has with what the driver has; a `ConfigError` names the first difference."""
-    for what in driver | there:
+    for what in {**driver, **there}:
         ours, theirs = (side.get(what, "missing") for side in (driver, there))
         if theirs != ours:
             raise ConfigError(
@@ -293,12 +286,11 @@ def versions(dataset: str | None, env_args: Mapping[str, Any]) -> dict[str, str]
 
 def dependencies() -> set[str]:
     """The packages that this one plays and trains with; none where it is not installed."""
-    try:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         wanted = importlib.metadata.requires("pettingllms") or []
-    except importlib.metadata.PackageNotFoundError:
-        return set()
-    used = (requirement for requirement in wanted if not re.search(OTHER_EXTRAS, requirement))
-    return {re.split(r"[^\w.-]", requirement)[0] for requirement in used}
+        used = (requirement for requirement in wanted if not re.search(OTHER_EXTRAS, requirement))
+        return {re.split(r"[^\w.-]", requirement)[0] for requirement in used}
+    return set()
 
 
 def source(folders: Sequence[str]) -> str:
@@ -332,11 +324,14 @@ def _guarded_folder() -> Iterator[Path]:
         guardian.wait()
 
 
-def _init(ray: Any, **options: Any) -> None:
-    """Calls `ray.init`, and restores the signal handlers that it replaces."""
+def _init(ray: Any, failed: str, **options: Any) -> None:
+    """Calls `ray.init`, and restores the signal handlers that it replaces; a `ConfigError` begins with `failed`."""
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.getsignal(number) for number in numbers]
-    ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+    try:
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ConfigError(f"{failed}: {' '.join(str(error).split())}") from error
     # Ray prints a paragraph for each process that dies; `fleet` logs a line.
     ray._private.worker.print_to_stdstream = lambda *_, **__: None
     if threading.current_thread() is threading.main_thread():

@@ -115,9 +115,8 @@ class _Processes:
             asking = engines.asking
             weights = {name: reference for name, (_, reference) in engines.held().items()}
         worker: Any = ray.remote(**self._pools[WORKERS].options)(EvalWorker)
-        given = self._given
         fleet = Fleet(
-            lambda: worker.remote(given, asking, weights),
+            lambda: worker.remote(self._given, asking, weights),
             config.workers,
             timeout=config.worker_timeout,
         )
