@@ -84,7 +84,7 @@ def test_the_core_needs_no_deep_learning_library() -> None:
 # Budgets and hygiene
 
 
-# Raised by 357 lines in November 2026, for faults mended and faster updates (CHANGELOG's last entries); else these only shrink.
+# Raised by 385 lines in November 2026, for faults mended and faster updates (CHANGELOG's last entries); else these only shrink.
 LINES, NODES = 58_511, 375_977
 
 
