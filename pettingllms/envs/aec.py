@@ -42,7 +42,7 @@ from pettingllms.errors import (
     UnknownNameError,
     did_you_mean,
 )
-from pettingllms.registry import Registry, importable, resolve
+from pettingllms.registry import Registry, resolve
 from pettingllms.types import role_of
 
 AnyEnv = AECEnv[Any, Any, Any]
@@ -172,7 +172,7 @@ def creator_of(name: str) -> Any:
     has_path = ":" in name or name in ENVIRONMENTS
     entry_point = ENVIRONMENTS.path_of(name) if has_path else _registered(name)
     # PettingZoo's registry may also hold the function itself.
-    return _resolve(importable(entry_point)) if isinstance(entry_point, str) else entry_point
+    return _resolve(entry_point) if isinstance(entry_point, str) else entry_point
 
 
 def _example(name: str) -> Any:

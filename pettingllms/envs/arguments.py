@@ -142,12 +142,18 @@ def described(kind: Callable[..., Any]) -> list[Argument]:
     return [
         Argument(
             name,
-            "" if p.annotation is Parameter.empty else str(p.annotation),
+            _written(p.annotation),
             p.default,
             texts.get(name, ""),
         )
         for name, p in inspect.signature(kind).parameters.items()
     ]
+
+
+def _written(annotation: Any) -> str:
+    if annotation is Parameter.empty:
+        return ""
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
 
 
 def documented(docstring: str) -> dict[str, str]:
