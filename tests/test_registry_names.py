@@ -42,9 +42,7 @@ def test_what_leads_nowhere_is_named(name: str, error: type[Exception], text: st
 
 
 @pytest.mark.parametrize("form", ["./own_tool.py:make", "{}/own_tool.py:make", "own_tool:make"])
-def test_a_path_may_name_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
-) -> None:
+def test_a_path_may_name_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     (tmp_path / "own_tool.py").write_text("from os.path import join as make\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

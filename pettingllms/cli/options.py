@@ -74,6 +74,9 @@ class CommandParser(argparse.ArgumentParser):
             kwargs["epilog"] = "\n".join(["Examples:", *(f"  {example}" for example in examples)])
         kwargs.setdefault("formatter_class", _Formatter)
         own_help = kwargs.pop("add_help", True)
+        width = min(shutil.get_terminal_size().columns, 110)
+        paragraphs = kwargs.get("description", "").split("\n")
+        kwargs["description"] = "\n".join(textwrap.fill(line, width) for line in paragraphs)
         super().__init__(allow_abbrev=False, add_help=False, **kwargs)
         if own_help:
             self.add_argument("-h", "--help", action="help", help="Print this help and exit")
@@ -104,8 +107,7 @@ class CommandParser(argparse.ArgumentParser):
             raise ConfigError(f"unexpected argument {unknown[1]!r}; options start with --")
         if unknown is not None and (owners := self._commands_with(unknown[1].partition(".")[0])):
             raise ConfigError(
-                f"option {unknown[1]} is not taken here, but by: {', '.join(owners)}; see "
-                f"{self.prog} {owners[0]} --help"
+                f"option {unknown[1]} belongs to {', '.join(owners)}; see {self.prog} {owners[0]} --help"
             )
         if unknown is not None:
             raise ConfigError(self._unknown("option", unknown[1], set(self._options())))

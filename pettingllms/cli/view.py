@@ -39,16 +39,16 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """
     parser = CommandParser(
         prog="pettingllms-view",
-        description="Shows what teams did: curves of runs, every episode as a tree of decisions, "
-        "every completion with its rewards, evaluations task by task. Serves on this machine alone, "
-        "follows runs that are going on, and changes nothing.",
+        description="Shows runs and evaluations in the browser: curves, every episode as a tree of decisions, "
+        "every completion with its rewards, and evaluations by task. Serves this machine only, follows "
+        "running trainings, and changes nothing.",
         examples=EXAMPLES,
     )
     parser.add_argument(
         "folders",
         nargs="*",
         metavar="RUN_OR_EVAL",
-        help="Folders of runs or evaluations, or above them. Default: runs and evals",
+        help="Folders of runs or evaluations, or their parents. Default: runs and evals",
     )
     parser.add_argument(
         "--port", type=_port, help=f"Port to listen on. Default: {PORT}, or a free one"
@@ -57,21 +57,24 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         "--export",
         type=Path,
         metavar="FILE.html",
-        help="Write one file that opens from disk, without a server and without a network",
+        help="Write one HTML file that opens without a server or a network",
     )
     parser.add_argument(
         "--steps",
         type=_steps,
         metavar="1,50,100",
-        help="--export: only the episodes of these steps. Default: all",
+        help="With --export: include only these steps. Default: all",
     )
     parser.add_argument(
-        "--tasks", type=_count, metavar="N", help="--export: only the first N tasks of each step"
+        "--tasks",
+        type=_count,
+        metavar="N",
+        help="With --export: include only the first N tasks of each step",
     )
     options = parser.read(argv)
     for name in ("steps", "tasks"):
         if getattr(options, name) is not None and options.export is None:
-            raise ConfigError(f"--{name} is for --export FILE.html")
+            raise ConfigError(f"--{name} needs --export FILE.html")
     if options.export is not None and options.port is not None:
         raise ConfigError("--export writes a file and listens on no port; leave out --port")
     return options
