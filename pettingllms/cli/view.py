@@ -63,13 +63,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         "--steps",
         type=_steps,
         metavar="1,50,100",
-        help="With --export: include only these steps. Default: all",
+        help="With --export: only the episodes of these steps. Default: all",
     )
     parser.add_argument(
-        "--tasks",
-        type=_count,
-        metavar="N",
-        help="With --export: include only the first N tasks of each step",
+        "--tasks", type=_count, metavar="N", help="With --export: only N tasks of each step"
     )
     options = parser.read(argv)
     for name in ("steps", "tasks"):

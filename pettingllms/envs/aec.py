@@ -83,16 +83,15 @@ def load_env(name: str, /, **kwargs: Any) -> AnyEnv:
 
     Args:
         name: a registered name (`coding`, one that another package offers, `coding_v0`,
-            `pettingllms/coding-v0`, or any other id of PettingZoo's registry); a game of another
-            library (`textarena:TicTacToe-v0`); or `module:attribute` or `path/to/file.py:attribute`, where
-            the attribute is called with `kwargs` and returns an AEC environment; or several of
-            these (`pettingllms.envs.several`).
+            `pettingllms/coding-v0`, or any other id in PettingZoo's registry); a game of another
+            library (`textarena:TicTacToe-v0`); `module:attribute` or `path/to/file.py:attribute`, where
+            the attribute is called with `kwargs` and returns an AEC environment; or several of these
+            (`pettingllms.envs.several`).
         kwargs: arguments of the environment.
 
     Raises:
-        UnknownNameError: nothing has this name; the text suggests what does.
-        ConfigError: the path leads to something that makes no AEC environment, or an argument
-            that it does not have.
+        UnknownNameError: the name is unknown; the text suggests a known one.
+        ConfigError: the object at the path does not make an AEC environment, or an argument is unknown.
     """
     return made_by(creator_of(name), name, **kwargs)
 

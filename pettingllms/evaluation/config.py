@@ -35,7 +35,7 @@ class EvalConfig:
     """Settings of an evaluation; `pettingllms-eval --help` explains each field.
 
     Raises:
-        ConfigError: a value that cannot be used; names the field, the value and the cure.
+        ConfigError: a value that cannot be used; the text says what to do.
     """
 
     adapters: str | None = policies_setting(

@@ -50,11 +50,11 @@ _scale = partial(setting, "Scale")
 
 @dataclass
 class ATGRPOConfig:
-    """Settings of AT-GRPO; `pettingllms-train --help` explains each field.
+    """Settings of training; `pettingllms-train --help-all` explains each field.
 
     Raises:
-        ConfigError: a value that cannot be used; names the field, the value and the cure.
-        UnknownNameError: no method of that name.
+        ConfigError: a value that cannot be used; the text says what to do.
+        UnknownNameError: an unknown method.
     """
 
     env: str = task_setting(
@@ -541,7 +541,7 @@ class ATGRPOConfig:
 
     @property
     def clip_above(self) -> float:
-        """`epsilon_high`, or what it is where nothing else was given."""
+        """`epsilon_high`, or its default."""
         if self.epsilon_high is not None:
             return self.epsilon_high
         return CISPO_BOUND if self.loss_type == "cispo" else self.epsilon
@@ -551,7 +551,7 @@ class ATGRPOConfig:
         """The turns to train on; None for all.
 
         Raises:
-            ConfigError: they are not whole numbers from 0.
+            ConfigError: a turn is not a whole number from 0.
         """
         if self.train_turns is None:
             return None
