@@ -74,11 +74,11 @@ def located(config: ATGRPOConfig) -> ATGRPOConfig:
     changes["policy_settings"] = {
         policy: _located(values) for policy, values in config.policy_settings.items()
     }
-    for name, separator in {"method": "+", "reward_funcs": ","}.items():
-        pieces = [_placed(piece) for piece in (getattr(config, name) or "").split(separator)]
-        # A folder whose name holds the separator would be read as two pieces.
-        if not any(separator in piece for piece in pieces):
-            changes[name] = separator.join(pieces) or None
+    for name, mark in {"method": "+", "reward_funcs": ","}.items():
+        pieces = [_placed(piece) for piece in (getattr(config, name) or "").split(mark)]
+        # Not in a folder whose name has the mark, where a piece would be read as two.
+        if mark not in "".join(pieces):
+            changes[name] = mark.join(pieces) or None
     if entries := entries_of(config.env):
         placed = {name: entry._replace(env=_placed(entry.env)) for name, entry in entries.items()}
         changes["env"] = text_of(placed)

@@ -87,10 +87,9 @@ def resolve(path: str, kind: str) -> Any:
         ConfigError: not a path of this form, or another module with the file's name is loaded.
     """
     module_name, _, attribute = _importable(path).partition(":")
-    if not module_name.strip(".") == module_name != "" or not attribute:
-        mine = f"my_{kind.replace(' ', '_')}"
+    if module_name[:1] in ("", ".") or not attribute:
         raise ConfigError(
-            f"{path!r} is not a `module:attribute` path; write my_package.{mine}:x or ./{mine}.py:x"
+            f"{path!r} is not a `module:attribute` path, such as my_package.my_{kind}:x or ./my_file.py:x"
         )
     try:
         module = importlib.import_module(module_name)

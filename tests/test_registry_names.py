@@ -31,7 +31,7 @@ def test_a_name_and_a_path_lead_to_the_same() -> None:
         ("hamer", UnknownNameError, "unknown tool 'hamer'; did you mean 'hammer'"),
         ("saw", UnknownNameError, "no module 'nowhere_at_all' for the tool 'nowhere_at_all:saw'"),
         ("os.path:joyn", UnknownNameError, "has no 'joyn'; did you mean 'join'"),
-        (":join", ConfigError, "`module:attribute` path; write .*:x or ./my_tool.py:x"),
+        (":join", ConfigError, "`module:attribute` path, such as .*:x or ./my_file.py:x"),
         (".path:join", ConfigError, "'.path:join' is not a `module"),
         ("./no_tool.py:x", UnknownNameError, "there is no file .*/no_tool.py"),
     ],

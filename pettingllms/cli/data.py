@@ -128,10 +128,7 @@ def _add_step(commands: Any) -> None:
     )
     step.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new folder")
     step.add_argument(
-        "--roles",
-        default="",
-        metavar="ROLE,...",
-        help="only these roles, such as planner; default: all",
+        "--roles", default="", metavar="ROLE,...", help="roles, such as planner; default: all"
     )
     step.add_argument(
         "--keep-failed",

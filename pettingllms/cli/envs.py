@@ -62,9 +62,7 @@ def _parser() -> CommandParser:
     commands = parser.add_subparsers(dest="command", required=True)
     listing = commands.add_parser("list", help="list the environments that have a name")
     listing.set_defaults(action=_list)
-    show = commands.add_parser(
-        "show", help="show agents, arguments, and defaults of an environment"
-    )
+    show = commands.add_parser("show", help="show the arguments of an environment")
     show.set_defaults(action=_show)
     check = commands.add_parser(
         "check",
@@ -99,13 +97,11 @@ def _parser() -> CommandParser:
 
 def _list(options: argparse.Namespace) -> int:
     del options
-    for name, path in ENVIRONMENTS.paths().items():
+    what = {"judged": "NAME", "program": "FILE.py:FUNCTION"}
+    bridges = {f"{name}:{what.get(name, 'GAME')}": path for name, path in BRIDGES.items()}
+    for name, path in (ENVIRONMENTS.paths() | bridges).items():
         module = importlib.import_module(path.partition(":")[0])
         print(f"{name:<24} {_summary(module.__doc__)}")
-    for name, path in BRIDGES.items():
-        module = importlib.import_module(path.partition(":")[0])
-        what = {"judged": "NAME", "program": "FILE.py:FUNCTION"}.get(name, "GAME")
-        print(f"{f'{name}:{what}':<24} {_summary(module.__doc__)}")
     return 0
 
 
@@ -143,9 +139,8 @@ def _show(options: argparse.Namespace) -> int:
                 lines += [f"  for --model {model}: {fitted or 'no arguments'}"]
     lines += ["", "Arguments:"]
     indent = " " * 6
-    open_to = inspect.signature(maker).parameters if target is not maker else None
     for argument in arguments.described(target):
-        if open_to is not None and argument.name not in open_to and not takes_anything(maker):
+        if not takes_anything(maker) and argument.name not in inspect.signature(maker).parameters:
             continue
         required = argument.default is inspect.Parameter.empty
         default = "required" if required else f"default {argument.default!r}"

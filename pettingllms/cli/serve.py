@@ -37,9 +37,7 @@ class ServeOptions:
     """Settings of serving; `device`, `dtype` and `vllm` are fields of `ATGRPOConfig`."""
 
     host: str = setting(
-        "Where",
-        "127.0.0.1",
-        "Address to listen on; the default accepts connections from this machine only",
+        "Where", "127.0.0.1", "Address to listen on; the default is local to this machine"
     )
     port: int = setting("Where", 8000, "Port to listen on", at_least=1, at_most=65535)
     key_file: str | None = setting(

@@ -163,7 +163,7 @@ def _train(command: TrainCommand) -> int:
         print(f"stopped after step {summary.step}; resume with: {again}")
         return TERMINATED if stop.signal == signal.SIGTERM else INTERRUPTED
     print(f"adapters: {run / 'adapters'}, curves: {run / 'curves.png'}")
-    print(f"see what they did: {viewing(run)}")
+    print(f"view the episodes: {viewing(run)}")
     print(f"next: {typed(summary.next)}")
     return 0
 

@@ -142,18 +142,14 @@ def described(kind: Callable[..., Any]) -> list[Argument]:
     return [
         Argument(
             name,
-            _written(p.annotation),
+            ""
+            if p.annotation is Parameter.empty
+            else inspect.formatannotation(p.annotation).strip("'"),
             p.default,
             texts.get(name, ""),
         )
         for name, p in inspect.signature(kind).parameters.items()
     ]
-
-
-def _written(annotation: Any) -> str:
-    if annotation is Parameter.empty:
-        return ""
-    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
 
 
 def documented(docstring: str) -> dict[str, str]:

@@ -150,5 +150,5 @@ class EvalConfig:
         names = [field.name for field in dataclasses.fields(cls) if field.metadata]
         check_names(settings, [*names, *SHARED])
         values = {name: value for name, value in settings.items() if value is not None}
-        over = {name: value for name, value in values.items() if name not in names}
-        return cls(**{name: value for name, value in values.items() if name in names}, over=over)
+        over = {name: values.pop(name) for name in [*values] if name not in names}
+        return cls(**values, over=over)

@@ -135,8 +135,7 @@ class ATGRPOConfig:
     )
     api_args: Mapping[str, Any] = policies_setting(
         {},
-        "More fields of these requests as JSON, or one by one: --api-args.reasoning_effort low; null leaves a "
-        "field out",
+        "More fields of these requests as JSON, or one by one: --api-args.reasoning_effort low; null omits one",
         shared="run",
     )
     train_roles: str | None = policies_setting(
@@ -165,8 +164,7 @@ class ATGRPOConfig:
     )
     adapter_dtype: str = policies_setting(
         "float32",
-        "Type of the adapters: float32, because 16 bits round small updates away; or base: the type of the "
-        "base model",
+        "Type of the adapters: float32, because 16 bits round small updates away; or base, as the base model",
         choices=("float32", "base"),
     )
     chat_template_kwargs: Mapping[str, Any] = policies_setting(
@@ -209,8 +207,7 @@ class ATGRPOConfig:
     method: str = _algorithm(
         "at_grpo",
         f"Method: {', '.join(name for name in METHODS.own if name not in PARTS)}; or your own, "
-        f"my_package.my_module:MyMethod or ./my_file.py:MyMethod. Parts ({', '.join(PARTS)}) are joined by +: "
-        f"alternate+gae",
+        f"my_package.my_module:MyMethod or ./my_file.py:MyMethod. Parts ({', '.join(PARTS)}) are joined by +: alternate+gae",
     )
     method_args: Mapping[str, Any] = _algorithm(
         {},
@@ -227,9 +224,7 @@ class ATGRPOConfig:
     tasks_per_step: int | None = _algorithm(None, "Tasks in each step", at_least=1)
     max_steps: int | None = _algorithm(None, "Training steps", at_least=1)
     max_tokens: int | None = _algorithm(
-        None,
-        "Token budget of training, generated tokens only; the learning rate then decays over the budget",
-        at_least=1,
+        None, "Budget of generated tokens; the learning rate then decays over it", at_least=1
     )
     train_turns: str | None = _algorithm(
         None,
@@ -245,8 +240,7 @@ class ATGRPOConfig:
     )
     silent_groups: str | None = _algorithm(
         None,
-        "Groups with equal rewards: count keeps them in the means of the loss, as TRL does; drop leaves them "
-        "out",
+        "Groups with equal rewards: count keeps them in the means of the loss, as TRL does; drop omits them",
         choices=("count", "drop"),
     )
     max_num_gen_batches: int = _algorithm(
@@ -273,8 +267,7 @@ class ATGRPOConfig:
     )
     importance_sampling_level: str = _algorithm(
         "token",
-        "Level of the ratio of new to old probabilities: token, or sequence (GSPO; with loss_type grpo or "
-        "sapo)",
+        "Ratio of new to old probabilities: by token, or by sequence (GSPO; with loss_type grpo or sapo)",
         choices=("token", "sequence"),
     )
     scale_rewards: str = _algorithm(
@@ -300,8 +293,7 @@ class ATGRPOConfig:
     )
     vllm_importance_sampling_mode: str = _algorithm(
         "sequence_mask",
-        "Ratio of each token or of the whole completion; outside its bounds, truncate clips it and mask sets "
-        "it to 0",
+        "Ratio by token or by completion; outside its bounds, truncate clips it and mask sets it to 0",
         choices=("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
     )
     vllm_importance_sampling_clip_max: float | None = _algorithm(
@@ -333,9 +325,7 @@ class ATGRPOConfig:
     adam_beta1: float = _optimization(0.9, "First beta of AdamW", at_least=0.0, below=1.0)
     adam_beta2: float = _optimization(0.95, "Second beta of AdamW", at_least=0.0, below=1.0)
     max_grad_norm: float = _optimization(
-        1.0,
-        "Largest gradient norm of a policy; larger gradients are scaled down to it",
-        positive=True,
+        1.0, "Largest gradient norm of a policy; larger gradients are scaled down", positive=True
     )
     tokens_per_batch: int | None = _optimization(
         None,
@@ -394,10 +384,7 @@ class ATGRPOConfig:
         at_least=1,
     )
     workers: int = _scale(
-        0,
-        "Ray processes that run rollouts; 0: everything in this process",
-        at_least=0,
-        shared="default",
+        0, "Ray processes for rollouts; 0: all in this process", at_least=0, shared="default"
     )
     max_staleness: int = _scale(
         0,
