@@ -129,7 +129,7 @@ def test_a_run_on_a_weaker_machine_says_so_or_is_refused_before_anything_is_writ
         train(settings(tmp_path / "any"), display=display, stop=lambda: True)
         [start] = json.loads((tmp_path / "any" / "run.json").read_text())
         assert start["isolation"] == "landlock+seccomp"
-        assert any("alone, without namespaces" in line for line in display.lines)
+        assert any("only landlock+seccomp, without namespaces" in line for line in display.lines)
         with pytest.raises(SandboxUnavailable, match="namespaces"):
             train(settings(tmp_path / "full", require_isolation="full"))
     assert not (tmp_path / "full").exists()

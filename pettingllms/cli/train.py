@@ -88,8 +88,8 @@ def parser() -> OptionParser:
         const="here",
         metavar="DEVICE",
         help="Print the resolved settings, an estimate of memory and work, and the prompts of one task played "
-        "with empty replies; load no model. DEVICE is rtx-4090, l40s, a100, h100, h200 (default: this "
-        "machine's GPU, else h100), or cpu, which loads the model and times a small step",
+        "with empty replies; load no model. DEVICE is rtx-4090, l40s, a100, h100, or h200; without "
+        "it, this machine's GPU, else an h100. cpu loads the model and times a small step",
     )
     options.add_argument(
         "--probe",

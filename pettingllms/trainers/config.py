@@ -280,8 +280,8 @@ class ATGRPOConfig:
     )
     epsilon_high: float | None = _algorithm(
         None,
-        "Clip range above 1. Default: that of the preset for the model and environment, else epsilon. With "
-        "cispo: the largest ratio (5 by default)",
+        "Clip range above 1; epsilon unless given here or by the preset of the model and environment. With "
+        "cispo: the largest ratio, 5 unless given",
         at_least=0.0,
     )
     delta: float | None = _algorithm(
