@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pettingllms.cli import envs, guard, train
+from pettingllms.cli import envs, guard, train, view
 from pettingllms.envs import ENVIRONMENTS
+from pettingllms.envs.arguments import described
 
 COMMAND = [sys.executable, "-m", "pettingllms.cli.envs"]
 
@@ -174,3 +175,22 @@ def test_control_c_ends_a_game_in_one_line():
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=40)
     assert (process.returncode, err) == (guard.INTERRUPTED, "interrupted\n")
+
+
+def test_a_description_fits_the_terminal(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    for command in (view.parse, envs.main):
+        with pytest.raises(SystemExit):
+            command(["--help"])
+        text = capsys.readouterr().out.partition("ositional arguments:")[0]
+        # Commands and the usage line stay whole.
+        prose = [line for line in text.splitlines() if not line.startswith((" ", "usage:"))]
+        assert max(map(len, prose)) <= 80
+
+
+def test_a_type_is_shown_as_it_is_written():
+    def maker(size=6, mode=None, more=()):
+        del size, mode, more
+
+    maker.__annotations__ = {"size": int, "mode": "str | None"}
+    assert [argument.kind for argument in described(maker)] == ["int", "str | None", ""]
