@@ -247,9 +247,9 @@ def on_node(name: str | None = None) -> Iterator[None]:
         yield
     except PettingLLMsError as error:
         name = name or require_ray().util.get_node_ip_address()
-        if name.startswith("127."):  # the only one
-            raise
-        raise type(error)(f"on node {name} of the cluster: {error}") from error
+        if not name.startswith("127."):  # else the only one
+            error.args = (f"on node {name} of the cluster: {error}",)
+        raise
 
 
 def sent(plan: Any) -> Any:

@@ -53,7 +53,7 @@ from pettingllms.envs.program_calls import ChatCall
 from pettingllms.envs.program_run import Program, ProgramRun
 from pettingllms.envs.records import Outcome
 from pettingllms.errors import CloneError, ConfigError, UnknownNameError
-from pettingllms.registry import importable, resolve
+from pettingllms.registry import resolve
 from pettingllms.types import role_of
 
 # ------------------------------------------------------------------------------- files of tasks
@@ -430,7 +430,7 @@ def _loaded(program: str | Callable[..., Any], settle: float, seconds: float) ->
         if not path.is_file():
             raise UnknownNameError(f"there is no script {path}")
         return Program(str(path), None, settle, seconds)
-    function = resolve(importable(program), "program")
+    function = resolve(program, "program")
     if not callable(function):
         raise ConfigError(f"{program} is a {type(function).__name__}; it must be a function")
     return Program(program, function, settle, seconds)
