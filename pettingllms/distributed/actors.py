@@ -112,12 +112,7 @@ class RolloutWorker:
 
 
 class _Settled(Method):
-    """Stands for the run's method, of which a learner needs the number of its updates.
-
-    Args:
-        config: resolved settings.
-        updates: policy -> its updates, as the driver has counted them.
-    """
+    """Stands for the run's method, of which a learner needs the number of its updates."""
 
     least = 1
 
@@ -213,10 +208,6 @@ class Learner:
 
     def update(self, tokens: int, batch: PolicyBatch) -> tuple[dict[str, float], Arrays, float]:
         """Updates the policy; what to log, in the first rank the new weights, and the seconds that it computed.
-
-        Args:
-            tokens: generated so far in the run, which schedules may follow.
-            batch: what to train on.
 
         Raises:
             NonFiniteError: a loss or gradient is not finite.

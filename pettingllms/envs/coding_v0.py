@@ -82,7 +82,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Unpack, cast, get_args
+from typing import Any, Unpack, cast, get_args
 
 from pettingllms.data import coding
 from pettingllms.data.asserts import Test
@@ -158,18 +158,18 @@ class raw_env(TeamEnv):
 
     # Hardly two prompts of a task are equal after the first turn.
     metadata = metadata_of("coding_v0", states_recur=False)
-    divides_datasets: ClassVar[bool] = True
-    embedded: ClassVar[Mapping[str, Any]] = {"prompt": "compact"}
-    smollm2: ClassVar[Mapping[str, Any]] = {
+    divides_datasets = True
+    embedded = {"prompt": "compact"}
+    smollm2 = {
         "prompt": "small",
         "steps": (2, 2),
         "families": ("arithmetic",),
         "max_turns": 1,
     }
-    smollm2_training: ClassVar[Mapping[str, Any]] = {"max_completion_length": 96}
+    smollm2_training = {"max_completion_length": 96}
     # The base of parts was shown programs of one and two steps. Of arithmetic it never writes three.
-    embedded_model: ClassVar[str] = "embedded:parts"
-    embedded_parts: ClassVar[Mapping[str, Any]] = {
+    embedded_model = "embedded:parts"
+    embedded_parts = {
         "prompt": "compact",
         "steps": (3, 3),
         "families": ("numbers",),
@@ -177,7 +177,7 @@ class raw_env(TeamEnv):
     }
     # A tester learns more slowly than a coder, and from the same completions more with three steps of the
     # optimizer than with one. The wider clip range keeps its rare tests that catch something likely enough.
-    embedded_parts_training: ClassVar[Mapping[str, Any]] = {
+    embedded_parts_training = {
         "learning_rate": 3e-3,
         "max_steps": 60,
         "eval_steps": 10,
@@ -186,7 +186,7 @@ class raw_env(TeamEnv):
     }
     reset_options = ("question",)
     default_limits = LIMITS
-    team_roles: ClassVar[tuple[str, ...]] = ("coder", "tester")
+    team_roles = ("coder", "tester")
 
     def __init__(
         self,
@@ -418,10 +418,6 @@ class raw_env(TeamEnv):
         Different programs are run once, and so are different inputs; a program that does not end within
         `REFERENCE_SHARE` of its CPU limit fails. So a tester's reply costs at most one CPU limit for each
         program, as it has at most eight tests.
-
-        Args:
-            programs: replies of a coder.
-            tests: replies of a tester.
 
         Raises:
             SandboxUnavailable: the sandbox failed, which says nothing about a program.

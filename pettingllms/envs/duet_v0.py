@@ -46,9 +46,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Unpack
+from typing import Any, Unpack
 
 from pettingllms.envs import arguments
 from pettingllms.envs.base import Outcome, metadata_of
@@ -155,8 +154,8 @@ class raw_env(TeamEnv):
     """
 
     metadata = metadata_of("duet_v0", judged_replies=True)
-    embedded: ClassVar[Mapping[str, Any]] = {"prompt": "compact"}
-    schemes: ClassVar[tuple[str, ...]] = ("dense", "sparse")
+    embedded = {"prompt": "compact"}
+    schemes = ("dense", "sparse")
 
     def __init__(
         self,

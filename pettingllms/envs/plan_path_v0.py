@@ -73,13 +73,13 @@ class raw_env(BoardEnv):
     """
 
     metadata = metadata_of("plan_path_v0", "rgb_array")
-    embedded: ClassVar[Mapping[str, Any]] = {
+    embedded = {
         "prompt": "compact",
         "height": 6,
         "width": 6,
         "moves": (6, 36),
     }
-    smollm2: ClassVar[Mapping[str, Any]] = {
+    smollm2 = {
         "prompt": "small",
         "height": 4,
         "width": 4,
@@ -87,7 +87,7 @@ class raw_env(BoardEnv):
         "moves": (2, 4),
     }
     # Open boards and one move at a time: the planner has to find out whom to listen to.
-    embedded_model: ClassVar[str] = "embedded:parts"
+    embedded_model = "embedded:parts"
     embedded_parts: ClassVar[Mapping[str, Any]] = {
         "prompt": "compact",
         "height": 6,
@@ -102,7 +102,7 @@ class raw_env(BoardEnv):
         "max_completion_length": 12,
         "eval_steps": 10,
     }
-    word: ClassVar[str] = "path"
+    word = "path"
     rules: str = (
         "Find a path from the agent (@) to the goal (G) on the grid. # is a wall, . is free. "
         "The moves are U (up), D (down), L (left) and R (right). A move off the grid or into a "

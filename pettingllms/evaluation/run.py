@@ -138,12 +138,11 @@ class EvalPlan:
         Nothing is loaded where models behind an API play all roles. What they answer is kept in
         `folder`.
         """
+        partners = partners_of(self.config, self.roles_to_policies, folder)
         if not own_names(self.roles_to_policies):
-            partners = partners_of(self.config, self.roles_to_policies, folder)
             assert partners is not None
             return partners
         config = self.config if adapters else dataclasses.replace(self.config, adapters=None)
-        partners = partners_of(config, self.roles_to_policies, folder)
         policies = build_policies(config, self.roles_to_policies, partners=partners)
         longest = config.vllm.get("max_model_len")
         if longest is not None:
@@ -266,10 +265,6 @@ class EvalResult:
 
 def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
     """Resolves the settings, makes the environment, and lists its tasks; loads no model.
-
-    Args:
-        options: the settings.
-        source: the environment, or what makes it, in place of the one that the settings name.
 
     Raises:
         ConfigError, UnknownNameError, DatasetError: settings that cannot be used.
@@ -488,11 +483,6 @@ def run_each(
     """Evaluates several environments, each with a folder of its own below `out`.
 
     All plans are made first, so that a mistake in the last one does not cost the others.
-
-    Args:
-        options: the settings, which all environments share.
-        envs: names or paths of environments.
-        display: receives progress.
 
     Returns:
         Environment -> its result; `out` has them in one table as well.

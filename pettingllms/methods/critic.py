@@ -116,13 +116,7 @@ class Critic:
 
 
 class Critics:
-    """A critic for each base model of a team, or for each policy, from the first text on that it judges.
-
-    Args:
-        config: resolved settings of the run.
-        by_policy: a critic for each policy.
-        settings: of the critics.
-    """
+    """A critic for each base model of a team, or for each policy, from the first text on that it judges."""
 
     def __init__(self, config: ResolvedConfig, *, by_policy: bool = False, **settings: Any) -> None:
         self._config, self._by_policy, self._settings = config, by_policy, settings

@@ -223,13 +223,7 @@ def _flash(states: torch.Tensor) -> bool:
 
 
 class _Unpadded:
-    """Texts of any length in one call of FlashAttention, which only GPUs have.
-
-    Args:
-        seen: the places of the tokens that each text follows.
-        own: the places of its own.
-        device: where the model is.
-    """
+    """Texts of any length in one call of FlashAttention, which only GPUs have."""
 
     def __init__(
         self, seen: Sequence[Sequence[int]], own: Sequence[Sequence[int]], device: torch.device

@@ -125,12 +125,7 @@ def gathered_optimizer(state: Mapping[str, Any]) -> dict[str, Any]:
 def divided_optimizer(
     state: Mapping[str, Any], parameters: Sequence[nn.Parameter]
 ) -> dict[str, Any]:
-    """This rank's part of what `gathered_optimizer` returned to the first one.
-
-    Args:
-        state: with whole tensors, from any number of ranks.
-        parameters: of the optimizer, in its order.
-    """
+    """This rank's part of what `gathered_optimizer` returned to the first one."""
     return {
         **state,
         "state": {

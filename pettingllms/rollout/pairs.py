@@ -59,9 +59,6 @@ def judged(trajectories: Sequence[Trajectory]) -> list[Judged]:
 
         V(leaf) = 1 for a success, else 0,    V(candidate) = mean V over the candidates that follow it
 
-    Args:
-        trajectories: of whole tasks, forks included.
-
     Raises:
         ConfigError: the environment does not say whether a task was solved.
     """

@@ -222,13 +222,7 @@ class RunFolder(Folder):
         isolation: str | None = None,
         bases: Mapping[str, str] | None = None,
     ) -> None:
-        """Writes config.yaml and adds a start to run.json.
-
-        Args:
-            config: resolved settings.
-            isolation: what confines the agents' programs; None where they write none.
-            bases: policy -> its base model.
-        """
+        """Writes config.yaml and adds a start to run.json."""
         start = {
             "format": FORMAT,
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -49,10 +49,6 @@ def team_text(
 def team_of(folder: Path, env: str | None) -> ATGRPOConfig | None:
     """The settings of a shared team; None where the folder is of another kind.
 
-    Args:
-        folder: what was shared.
-        env: the environment that the user names, if any.
-
     Raises:
         RunFolderError: team.json is damaged.
         ConfigError: its environment is code that the user has not named.

@@ -130,9 +130,6 @@ def read_key(path: str) -> str:
 class ApiCall:
     """Asks a server for single completions; several threads may use it.
 
-    Args:
-        settings: the address, the key, and the bounds.
-
     Raises:
         ConfigError: the `openai` client is not installed.
     """

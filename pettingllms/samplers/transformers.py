@@ -252,13 +252,7 @@ class SharedDecoding:
 
 
 class PlainDecoding:
-    """Repeats transformers' own cache for every row.
-
-    Args:
-        model: any causal model.
-        prompts: token ids.
-        pad_id: fills the left of shorter prompts, masked.
-    """
+    """Repeats transformers' own cache for every row."""
 
     def __init__(
         self, model: PreTrainedModel, prompts: Sequence[tuple[int, ...]], pad_id: int
@@ -318,12 +312,7 @@ def open_engine(served: ServedPolicies, settings: SamplerSettings) -> Transforme
 
 
 class TransformersEngine:
-    """Samples from the models that are trained, or from their merged copies.
-
-    Args:
-        weights: the policies.
-        generator: generates with one model.
-    """
+    """Samples from the models that are trained, or from their merged copies."""
 
     continuous = False
 

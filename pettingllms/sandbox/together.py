@@ -164,10 +164,6 @@ class SharedRuns:
 
     It knows the results that it has found so far, so that many runs can be tried ahead of the calls
     that want them: a process for all costs what a process for one does.
-
-    Args:
-        sandbox: what everything runs in.
-        limits, end_at_limit: as in `Sandbox.run`.
     """
 
     def __init__(

@@ -33,11 +33,7 @@ _LONGEST_TAIL = 3
 
 
 class TextStream:
-    """Decodes a growing list of tokens, each only a few times.
-
-    Args:
-        decode: text of tokens, without special ones.
-    """
+    """Decodes a growing list of tokens, each only a few times."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode

@@ -65,13 +65,7 @@ Hear = Callable[[Said, str], None]
 
 
 class TeamPlayer:
-    """Plays questions.
-
-    Args:
-        env: takes questions; a template, never stepped itself.
-        players: who plays which role.
-        speak: samples.
-    """
+    """Plays questions."""
 
     def __init__(self, env: AnyEnv, players: Players, speak: Speak) -> None:
         self._env, self._players, self._speak = env, players, speak
@@ -168,10 +162,6 @@ News = tuple[Said, str] | Played | PettingLLMsError
 
 class TeamAnswer:
     """One play, begun at once in a thread of its own.
-
-    Args:
-        player: the team.
-        wanted: the question.
 
     Raises:
         QueueFull: as many questions as possible are being played.

@@ -53,13 +53,7 @@ def usage(prompt: int, new: int) -> dict[str, int]:
 
 
 class Header:
-    """The fields that all parts of one answer have in common.
-
-    Args:
-        model: the model's name in the request.
-        form: `MESSAGES` or `PROMPT`.
-        stream: whether the answer comes in chunks.
-    """
+    """The fields that all parts of one answer have in common."""
 
     def __init__(self, model: str, form: str, *, stream: bool) -> None:
         chat = form == MESSAGES
@@ -81,12 +75,7 @@ class Header:
 
 
 class Writer:
-    """Writes the answer to one request for completions.
-
-    Args:
-        wanted: the request.
-        chat: its tokenizer names tokens.
-    """
+    """Writes the answer to one request for completions."""
 
     def __init__(self, wanted: CompletionRequest, chat: Chat) -> None:
         self._wanted, self._chat = wanted, chat

@@ -358,13 +358,7 @@ def optimization(
 
 
 def last_step(config: ResolvedConfig, step: int, tokens: int) -> int:
-    """The step that training ends after; a forecast from the steps so far where tokens decide.
-
-    Args:
-        config: resolved settings.
-        step: steps done.
-        tokens: tokens generated in them.
-    """
+    """The step that training ends after; a forecast from the steps so far where tokens decide."""
     if config.max_tokens is None or not tokens:
         return config.max_steps
     if tokens >= config.max_tokens:

@@ -102,12 +102,7 @@ class Silent:
 
 
 class Lines:
-    """A display that writes one plain line a step.
-
-    Args:
-        write: takes a line.
-        beside: another display, which is shown everything as well.
-    """
+    """A display that writes one plain line a step."""
 
     def __init__(self, write: Callable[[str], object], beside: Display | None = None) -> None:
         self._write, self._beside, self._clock = write, beside or Silent(), TimeLeft()

@@ -144,10 +144,6 @@ def gaps(rows: Sequence[Mapping[str, object]], scores: Mapping[str, float]) -> d
     Training continues from one of K candidates, so that a role may be shown what its teammates say
     at their best. A policy that learns to rely on that earns more here than where nothing is chosen: a gap
     that grows while the validation falls is such a leak.
-
-    Args:
-        rows: the steps since the last validation.
-        scores: of the validation; `<role>/first_local_reward` are read.
     """
     by_role = {}
     for name, value in scores.items():

@@ -111,11 +111,6 @@ def check_policy_settings(
 ) -> None:
     """Refuses what cannot be a policy's own.
 
-    Args:
-        config: resolved settings.
-        policies: those that have weights here.
-        trained: those that the run trains.
-
     Raises:
         ConfigError: a policy that plays no role, a setting that is the whole team's or of an update
             that does not happen, or a value that cannot be used.
