@@ -59,14 +59,14 @@ _SHOWN = 10
 def _parser() -> CommandParser:
     parser = CommandParser(prog="pettingllms-data", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    listing = commands.add_parser("list", help="all named data sets, a line each")
+    listing = commands.add_parser("list", action=_list, help="all named data sets, a line each")
     listing.add_argument("--kind", choices=get_args(KindName), help="only those of this kind")
-    listing.set_defaults(action=_list)
-    show = commands.add_parser("show", help="splits, size, license and address of a data set")
+    show = commands.add_parser(
+        "show", action=_show, help="splits, size, license and address of a data set"
+    )
     show.add_argument("name")
-    show.set_defaults(action=_show)
     _add_check(commands)
-    fetch = commands.add_parser("fetch", help="download a named data set")
+    fetch = commands.add_parser("fetch", action=_fetch, help="download a named data set")
     fetch.add_argument("name")
     fetch.add_argument(
         "--out",
@@ -74,9 +74,9 @@ def _parser() -> CommandParser:
         help="folder for DIR/SPLIT/SPLIT-FILE, to be used in place of the name. Default: the cache of "
         "the Hugging Face hub, where the name then finds it without a network",
     )
-    fetch.set_defaults(action=_fetch)
     pairs = commands.add_parser(
         "pairs",
+        action=_pairs,
         help="write what a run's full trees say is better, in the formats of TRL's trainers",
         description="Values of a run's full trees (--method malt) flow upwards from success at the leaves; "
         "write DIR/POLICY/pairs.jsonl (prompt, chosen, rejected: DPOTrainer) and sft.jsonl (prompt, "
@@ -87,10 +87,10 @@ def _parser() -> CommandParser:
     pairs.add_argument(
         "--most", type=int, default=8, help="pairs of a task and policy; default: %(default)s"
     )
-    pairs.set_defaults(action=_pairs)
     _add_step(commands)
     peers = commands.add_parser(
         "peers",
+        action=_peers,
         help="write what a team's members replied in an evaluation, for a leader that is trained on it",
         description="Write the first replies of all members but the leader, as --env-args.peers takes "
         "them (method mlpo). Record members apart, several times: pettingllms-eval --samples 4 "
@@ -99,9 +99,9 @@ def _parser() -> CommandParser:
     peers.add_argument("evaluation", help="folder of an evaluation, or FOLDER:TEAM")
     peers.add_argument("--out", type=Path, required=True, metavar="FILE", help="a new file")
     peers.add_argument("--leader", default="judge", help="role of the leader; default: %(default)s")
-    peers.set_defaults(action=_peers)
     warm = commands.add_parser(
         "warm-start",
+        action=_warm_start,
         help="train adapters on demonstrations of form, for a task whose right replies are never sampled",
         description="Fine-tune an adapter for each role with TRL's SFTTrainer on lines of role, prompt and "
         "completion. Start training from them with pettingllms-train --adapters OUT. Demonstrations that occur in "
@@ -112,13 +112,13 @@ def _parser() -> CommandParser:
     warm.add_argument("--model", required=True, help="as pettingllms-train takes it")
     warm.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new folder")
     warm.add_argument("--steps", type=int, default=30, help="default: %(default)s")
-    warm.set_defaults(action=_warm_start)
     return parser
 
 
 def _add_step(commands: Any) -> None:
     step = commands.add_parser(
         "step",
+        action=_step,
         help="write the replies of successful episodes, but for the wrong ones, for TRL's SFTTrainer",
         description="Write DIR/ROLE.jsonl (prompt, completion), a line for each reply to imitate, as in STeP: of "
         "episodes that end in success, without replies that could not be read or that made a score worse. "
@@ -136,12 +136,12 @@ def _add_step(commands: Any) -> None:
         action="store_true",
         help="also take the replies of other episodes that are not wrong",
     )
-    step.set_defaults(action=_step)
 
 
 def _add_check(commands: Any) -> None:
     check = commands.add_parser(
         "check",
+        action=_check,
         help="read all rows; say how many can be used, and what is wrong with the others",
         description="Read all rows of a data set and say how many can be used, how many repeat "
         "others, and what is wrong with the rest. The exit code is 1 if a row does not fit its "
@@ -176,7 +176,6 @@ def _add_check(commands: Any) -> None:
     )
     check.add_argument("--all", action="store_true", help="list every refused or left out row")
     check.add_argument("--sandbox", metavar="...", help=f"--run: {HELP[0].lower()}{HELP[1:]}")
-    check.set_defaults(action=_check)
 
 
 def _list(options: argparse.Namespace) -> int:

@@ -60,12 +60,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> CommandParser:
     parser = CommandParser(prog="pettingllms-envs", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    listing = commands.add_parser("list", help="the environments that are known by name")
-    listing.set_defaults(action=_list)
-    show = commands.add_parser("show", help="agents, arguments and defaults of an environment")
-    show.set_defaults(action=_show)
+    listing = commands.add_parser(
+        "list", action=_list, help="the environments that are known by name"
+    )
+    show = commands.add_parser(
+        "show", action=_show, help="agents, arguments and defaults of an environment"
+    )
     check = commands.add_parser(
         "check",
+        action=_check,
         help="check_env: does an environment keep the promises that training needs?",
         description="Plays the environment in many ways. The exit code is 1 if it breaks a promise.",
     )
@@ -77,14 +80,13 @@ def _parser() -> CommandParser:
         help="replies that the environment understands, with an empty line after each. Without "
         "them mostly unreadable text is played",
     )
-    check.set_defaults(action=_check)
     play = commands.add_parser(
         "play",
+        action=_play,
         help="play an episode by hand, for all agents",
         description="Shows each prompt, reads the reply from standard input, and shows what it "
         "earned. A reply ends with an empty line outside of a ``` block, or with Ctrl-D.",
     )
-    play.set_defaults(action=_play)
     for command in (show, check, play):
         command.add_argument(
             "name", metavar="NAME", help="name, module:attribute, or file.py:attribute"

@@ -43,15 +43,16 @@ def _parser() -> CommandParser:
         ),
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    doctor = commands.add_parser(
+    commands.add_parser(
         "doctor",
+        action=_doctor,
         help="say what this machine can do, and what is missing",
         description="Say what this machine has for each back end, what is missing, and what to "
         "type to get it.\nThe exit code is 1 where no back end can be used.",
     )
-    doctor.set_defaults(action=_doctor)
     build = commands.add_parser(
         "build",
+        action=_build,
         help="build the image for --sandbox docker",
         description="Build the image of the docker back end with the engine that DOCKER_HOST "
         "names, and print its name.",
@@ -66,9 +67,9 @@ def _parser() -> CommandParser:
         help="base image with Python 3.11 or later. Default: the official slim image, by digest",
     )
     _add_packages(build)
-    build.set_defaults(action=_build)
     check = commands.add_parser(
         "check",
+        action=_check,
         help="run the self-check and print what was found",
         description="Attack a back end in every way that the self-check knows, and print what got "
         "through.\nThe exit code is 1 if anything did.",
@@ -79,7 +80,6 @@ def _parser() -> CommandParser:
     )
     check.add_argument("--all", action="store_true", help="also list what is as it should be")
     _add_backend(check)
-    check.set_defaults(action=_check)
     _add_run(commands)
     return parser
 
@@ -87,6 +87,7 @@ def _parser() -> CommandParser:
 def _add_run(commands: argparse._SubParsersAction[CommandParser]) -> None:
     run = commands.add_parser(
         "run",
+        action=_run,
         help="run one program",
         description="Run one program and print what it prints; its status and costs go to standard "
         "error.\nThe exit code is 0 where the status is ok, else 1.",
@@ -114,7 +115,6 @@ def _add_run(commands: argparse._SubParsersAction[CommandParser]) -> None:
             help=f"limit: {_LIMITS[field.name]}. Default: {field.default}",
         )
     _add_backend(run)
-    run.set_defaults(action=_run)
 
 
 def _add_backend(parser: argparse.ArgumentParser) -> None:

@@ -82,7 +82,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Unpack, cast, get_args
+from typing import Any, ClassVar, Unpack, cast, get_args
 
 from pettingllms.data import coding
 from pettingllms.data.asserts import Test
@@ -186,7 +186,7 @@ class raw_env(TeamEnv):
     }
     reset_options = ("question",)
     default_limits = LIMITS
-    team_roles = ("coder", "tester")
+    team_roles: ClassVar[tuple[str, ...]] = ("coder", "tester")
 
     def __init__(
         self,

@@ -28,15 +28,15 @@ from typing import Any, Protocol
 
 from pettingllms.envs.tool_calls import read_calls
 from pettingllms.errors import did_you_mean
+from pettingllms.registry import names_in
 from pettingllms.types import Conversation
 
 _IGNORED = frozenset(
-    [
-        *("user", "metadata", "safety_identifier", "prompt_cache_key", "stream"),
-        *("stream_options", "seed", "temperature", "top_p", "max_tokens"),
-        *("max_completion_tokens", "store", "service_tier", "parallel_tool_calls", "verbosity"),
-        *("reasoning_effort", "presence_penalty", "frequency_penalty"),
-    ]
+    names_in(
+        "user metadata safety_identifier prompt_cache_key stream stream_options seed "
+        "temperature top_p max_tokens max_completion_tokens store service_tier "
+        "parallel_tool_calls verbosity reasoning_effort presence_penalty frequency_penalty"
+    )
 )
 _READ = ("model", "messages", "n", "tools", "tool_choice", "response_format", "stop")
 _DECISION = ("messages", "tools", "tool_choice", "response_format", "stop")

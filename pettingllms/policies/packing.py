@@ -261,7 +261,14 @@ def _batch(
         mask_BT=_rows([torch.ones(len(s.token_ids), dtype=torch.bool) for s in chosen], device),
         token_ids_BT=_rows([torch.tensor(sample.token_ids) for sample in chosen], device),
         old_logprobs_BT=_rows([torch.tensor(sample.logprobs) for sample in chosen], device),
-        advantages_BT=_rows([_by_token(sample) for sample in chosen], device),
+        # One number for all tokens, or one for each.
+        advantages_BT=_rows(
+            [
+                torch.tensor(s.advantage, dtype=torch.float32).expand(len(s.token_ids))
+                for s in chosen
+            ],
+            device,
+        ),
         counts_B=torch.tensor([float(sample.count) for sample in chosen], device=device),
         earlier=earlier,
     )
@@ -270,12 +277,6 @@ def _batch(
 def _rows(values: list[torch.Tensor], device: torch.device | str) -> torch.Tensor:
     """One row for each, filled up with zeros."""
     return pad_sequence(values, batch_first=True).to(device)
-
-
-def _by_token(sample: Sample) -> torch.Tensor:
-    if isinstance(sample.advantage, tuple):
-        return torch.tensor(sample.advantage)
-    return torch.full((len(sample.token_ids),), float(sample.advantage))
 
 
 def batch_logprobs(

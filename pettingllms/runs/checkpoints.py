@@ -32,6 +32,7 @@ from safetensors.torch import load_file, save_file
 from pettingllms.data.rows import data_digests
 from pettingllms.errors import RunFolderError
 from pettingllms.policies.weights import write_directory
+from pettingllms.registry import names_in
 from pettingllms.rollout.files import CONFIG
 from pettingllms.runs.folder import RunFolder, sync, upgraded
 from pettingllms.trainers.at_grpo import ATGRPO
@@ -45,12 +46,12 @@ KEPT = 2
 """Checkpoints that are kept: the older one is for the case that the newer is damaged."""
 FORMAT = 3
 CHANGEABLE = frozenset(
-    {
-        *("max_steps", "max_tokens", "eval_steps", "eval_tasks", "save_steps", "report_to"),
-        *("device", "sampler", "vllm", "sandbox", "require_isolation", "scoring_threads"),
-        *("tokens_per_batch", "workers", "ray_address", "pools", "worker_timeout", "api_base"),
-        *("api_key_file", "api_max_tokens", "api_concurrency", "api_timeout", "push_to_hub"),
-    }
+    names_in(
+        "max_steps max_tokens eval_steps eval_tasks save_steps report_to device sampler vllm "
+        "sandbox require_isolation scoring_threads tokens_per_batch workers ray_address pools "
+        "worker_timeout api_base api_key_file api_max_tokens api_concurrency api_timeout "
+        "push_to_hub"
+    )
 )
 """Settings that take effect in a resumed run if its config.yaml was edited. Any other is part of what
 the run is, or is restored with the optimizers."""

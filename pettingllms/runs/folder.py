@@ -29,6 +29,7 @@ from pettingllms import __version__
 from pettingllms.errors import ConfigError, PettingLLMsError, RunFolderError, did_you_mean
 from pettingllms.models import DEFAULT
 from pettingllms.plain_yaml import read_yaml
+from pettingllms.registry import names_in
 from pettingllms.rollout.episode import plain
 from pettingllms.rollout.files import (
     CONFIG,
@@ -435,8 +436,8 @@ _PARTS = {"cast": "all", "reward_transform": "as_paid", "estimator": "at_grpo"}
 """Parts of a method until 0.2, in the order in which they are joined -> the default."""
 _ARGUMENTS = tuple(f"{name}_args" for name in _PARTS)
 _GONE = (
-    *(*_PARTS, *_ARGUMENTS, "shape", "stream_gradients"),
-    *("serve", "server", "server_key", "server_timeout"),
+    *(*_PARTS, *_ARGUMENTS),
+    *names_in("shape stream_gradients serve server server_key server_timeout"),
 )
 _RENAMED = {"agent": "dr_mas", "maporl": "debate", "matpo": "root"}
 """Old name of a part -> today's; methods have some of the old names."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -166,9 +166,8 @@ class SharedDecoding:
         """
         # A row that stays in its place need not be copied.
         moved = (index_R != torch.arange(index_R.shape[0], device=index_R.device)).nonzero()[:, 0]
-        for keys, values in self._caches.values():
-            keys.keep(index_R, moved, most)
-            values.keep(index_R, moved, most)
+        for cache in chain.from_iterable(self._caches.values()):
+            cache.keep(index_R, moved, most)
         self._position_R = self._position_R[index_R]
         self._owner_R = self._owner_R[index_R]
         live_U = self._owner_R.unique()
@@ -224,13 +223,13 @@ class SharedDecoding:
             rows[owner].append(row)
         most = max(map(len, rows))
         # An empty place repeats row 0; its output is not read.
-        grid = [mine + [0] * (most - len(mine)) for mine in rows]
-        places = {row: u * most + k for u, mine in enumerate(rows) for k, row in enumerate(mine)}
+        grid = [of_prompt + [0] * (most - len(of_prompt)) for of_prompt in rows]
+        places = {row: u * most + k for u, of_u in enumerate(rows) for k, row in enumerate(of_u)}
         device = self._owner_R.device
         self._grid_UK = torch.tensor(grid, device=device)
         self._place_R = torch.tensor([places[row] for row in range(len(owners))], device=device)
         # Rows in the order of the grid need no gathering, only views.
-        self._regular = [row for mine in grid for row in mine] == list(range(len(owners)))
+        self._regular = [*chain(*grid)] == [*range(len(owners))]
 
     def _to_grid(self, states_NGX: torch.Tensor, heads: int) -> torch.Tensor:
         """Rows to `_WKX`, where K counts rows x query heads."""
@@ -332,19 +331,20 @@ class TransformersEngine:
         """Completes every request `n` times, one batch per policy."""
         completions: list[list[SampledTokens]] = [[] for _ in requests]
         for policy in dict.fromkeys(request.policy for request in requests):
-            mine = [i for i, request in enumerate(requests) if request.policy == policy]
-            prompts = [requests[i].prompt_ids for i in mine]
-            seeds = [requests[i].seed for i in mine]
+            places = [i for i, request in enumerate(requests) if request.policy == policy]
+            asked = [requests[i] for i in places]
+            prompts = [request.prompt_ids for request in asked]
+            seeds = [request.seed for request in asked]
             model = self._weights.sampling_module(policy)
             if model.training:
                 model.train(False)
             owner = policy, self.versions.get(policy)
             memories = defaultdict[tuple[int, ...], list[Memory]](list)
-            for request in (requests[i] for i in mine):
+            for request in asked:
                 if request.memory is not None:
                     memories[request.prompt_ids].append(request.memory.of(owner))
             sampled = self.generator.generate(model, prompts, n, params, seeds, memories)
-            for i, candidates in zip(mine, sampled, strict=True):
+            for i, candidates in zip(places, sampled, strict=True):
                 completions[i] = candidates
         return completions
 
@@ -398,17 +398,14 @@ class BatchGenerator:
         """
         device = model.device
         distinct = {prompt: index for index, prompt in enumerate(dict.fromkeys(prompts))}
-        candidates = [_Candidate(distinct[prompt], slot) for slot, prompt in enumerate(prompts)]
         noise: torch.Tensor | None = None
         if params.greedy:
             # Equal prompts have equal greedy completions: one candidate stands for all of them.
-            candidates = list(
-                {candidate.prompt: candidate for candidate in reversed(candidates)}.values()
-            )
+            candidates = [_Candidate(index, index) for index in distinct.values()]
         else:
             candidates = [
-                _Candidate(candidate.prompt, candidate.slot * n + k)
-                for candidate in candidates
+                _Candidate(distinct[prompt], place * n + k)
+                for place, prompt in enumerate(prompts)
                 for k in range(n)
             ]
             noise = uniform(seeds, n, params.max_new_tokens)
@@ -419,8 +416,7 @@ class BatchGenerator:
         for batch in self._batches(candidates, by_index, params.max_new_tokens, enabled(model)):
             done.update(self._decode(model, batch, by_index, params, noise, memories or {}))
         if params.greedy:
-            first = {candidate.prompt: done[candidate.slot] for candidate in candidates}
-            return [[first[distinct[prompt]]] * n for prompt in prompts]
+            return [[done[distinct[prompt]]] * n for prompt in prompts]
         return [[done[index * n + k] for k in range(n)] for index in range(len(prompts))]
 
     def _batches(
@@ -509,16 +505,16 @@ class BatchGenerator:
         if not enabled(model):
             plain = PlainDecoding(model, texts, self._pad_id)
             return plain, plain.start()
-        mine = [memories.get(text, ()) for text in texts]
+        memories_U = [memories.get(text, ()) for text in texts]
         begun = [
-            next(filter(None, (memory.beginning(text) for memory in some)), None)
-            for text, some in zip(texts, mine, strict=True)
+            next(filter(None, (memory.beginning(text) for memory in of_text)), None)
+            for text, of_text in zip(texts, memories_U, strict=True)
         ]
         shared = SharedDecoding(model, texts, begun)
         logits_UV = shared.start()
-        for u, some in enumerate(mine):
-            states = shared.states(u) if some else None
-            for memory in some:
+        for u, of_text in enumerate(memories_U):
+            states = shared.states(u) if of_text else None
+            for memory in of_text:
                 memory.keep(texts[u], states)
         return shared, logits_UV
 

@@ -11,13 +11,20 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pettingllms.envs.program_calls import NotServed, messages_of
 from pettingllms.envs.questions import RolePrompt
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 from pettingllms.policies.chat import REFUSALS, Chat
+from pettingllms.registry import names_in
 from pettingllms.samplers.base import SamplingParams
+
+if TYPE_CHECKING:
+    from pettingllms.policies.policy_set import PolicySet
+    from pettingllms.serving.proxy import VllmPlayers
+
+    Players = PolicySet | VllmPlayers
 
 TEAM = "team"
 """The model name of the whole team."""
@@ -27,36 +34,29 @@ MOST_STOPS = 16
 MOST_LIKELIEST = 20
 MESSAGES, PROMPT = "messages", "prompt"
 
-_COMMON = ("model", "n", "temperature", "top_p", "seed", "max_tokens", "stream", "stream_options")
+_COMMON = "model n temperature top_p seed max_tokens stream stream_options stop logprobs"
 _KNOWN = {
-    MESSAGES: (
-        *_COMMON,
-        *("messages", "max_completion_tokens", "stop", "logprobs", "top_logprobs", "role_prompt"),
-        "tools",
-    ),
-    PROMPT: (*_COMMON, "prompt", "stop", "logprobs", "echo"),
+    MESSAGES: names_in(f"{_COMMON} messages max_completion_tokens top_logprobs role_prompt tools"),
+    PROMPT: names_in(f"{_COMMON} prompt echo"),
 }
 _NOTED = ("user", "metadata", "safety_identifier", "prompt_cache_key")
 """Labels that ask for nothing."""
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys(names_in("presence_penalty frequency_penalty min_p min_tokens priority"), (0,)),
+    **dict.fromkeys(names_in("repetition_penalty length_penalty best_of"), (1,)),
+    **dict.fromkeys(names_in("logit_bias chat_template_kwargs"), ({},)),
+    **dict.fromkeys(names_in("functions bad_words stop_token_ids"), ([],)),
     **dict.fromkeys(
-        ("presence_penalty", "frequency_penalty", "min_p", "min_tokens", "priority"), (0,)
-    ),
-    **dict.fromkeys(("repetition_penalty", "length_penalty", "best_of"), (1,)),
-    **dict.fromkeys(("logit_bias", "chat_template_kwargs"), ({},)),
-    **dict.fromkeys(("functions", "bad_words", "stop_token_ids"), ([],)),
-    **dict.fromkeys(
-        (
-            *("store", "ignore_eos", "add_special_tokens", "continue_final_message", "echo"),
-            *("early_stopping", "include_stop_str_in_output", "return_token_ids"),
-            *("return_tokens_as_token_ids", "use_beam_search"),
+        names_in(
+            "store ignore_eos add_special_tokens continue_final_message echo early_stopping "
+            "include_stop_str_in_output return_token_ids return_tokens_as_token_ids use_beam_search"
         ),
         (False,),
     ),
     **dict.fromkeys(
-        (
-            *("skip_special_tokens", "add_generation_prompt", "include_reasoning"),
-            "spaces_between_special_tokens",
+        names_in(
+            "skip_special_tokens add_generation_prompt include_reasoning "
+            "spaces_between_special_tokens"
         ),
         (True,),
     ),
@@ -107,23 +107,6 @@ class TeamRequest:
     usage: bool = False
 
 
-class Players(Protocol):
-    """The roles of a team, as a `PolicySet` has them."""
-
-    roles_to_policies: dict[str, str]
-    contexts: dict[str, int]
-    """Policy -> most tokens of a prompt and its completion together."""
-
-    def chat_for(self, policy: str) -> Chat:
-        """The policy's tokenizer and template."""
-
-    def policy_for(self, role: str) -> str:
-        """The policy that plays a role."""
-
-    def prompt_ids(self, role: str, text: str) -> tuple[int, ...]:
-        """The tokens of an observation."""
-
-
 class RequestReader:
     """Reads the bodies of requests for roles of one team.
 
@@ -145,9 +128,8 @@ class RequestReader:
     @property
     def models(self) -> tuple[str, ...]:
         """The names that `model` may have."""
-        whole = bool(self.prompts) and not self._elsewhere
-        team_name = TEAM if whole and TEAM not in self.roles else None
-        return self.roles if team_name is None else (*self.roles, team_name)
+        whole = bool(self.prompts) and not self._elsewhere and TEAM not in self.roles
+        return (*self.roles, TEAM) if whole else self.roles
 
     def for_team(self, body: Mapping[str, Any]) -> bool:
         """Returns whether a body asks for the whole team; a role of that name takes precedence."""

@@ -12,7 +12,7 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.responses import JSONResponse, Response
 
@@ -22,9 +22,12 @@ from pettingllms.errors import PettingLLMsError
 from pettingllms.rollout.episode import AnyEnv, Episode, score
 from pettingllms.samplers.base import SamplingParams
 from pettingllms.serving import wire
-from pettingllms.serving.requests import MESSAGES, TEAM, Players, TeamRequest
+from pettingllms.serving.requests import MESSAGES, TEAM, TeamRequest
 from pettingllms.serving.worker import QueueFull, Stopped
 from pettingllms.types import Candidate, Completion, Group, Request, Task
+
+if TYPE_CHECKING:
+    from pettingllms.serving.requests import Players
 
 
 class Left(PettingLLMsError, RuntimeError):

@@ -285,7 +285,7 @@ class ATGRPO:
         """Accumulates the clipped gradient of the step; returns its norm before that."""
         parameters = self.policies.parameters(policy)
         # In later iterations the weights are no longer those that sampled.
-        watching = [one for one in self.callbacks if one.wants_gradients and meter.on_policy]
+        watching = [c for c in self.callbacks if c.wants_gradients and meter.on_policy]
         roles = RoleGradients(parameters)
         self._backward(policy, batch, meter, roles if watching else None)
         for callback in watching:

@@ -88,17 +88,8 @@ class Display(Protocol):
         """Shows a finished step; `row` is its line of metrics.jsonl."""
 
 
-class Silent:
+class Silent(Display):
     """A display that shows nothing."""
-
-    def say(self, text: str) -> None:
-        """Shows nothing."""
-
-    def evaluating(self, what: str, done: int, total: int) -> None:
-        """Shows nothing."""
-
-    def step(self, step: int, total: int, row: Mapping[str, Any]) -> None:
-        """Shows nothing."""
 
 
 class Lines:

@@ -185,11 +185,11 @@ def preset(config: ATGRPOConfig, env: Any = None) -> dict[str, Any]:
         [env_class, *others] = _kinds(config, env)
         if others:
             # The longest replies, and the most steps, that any of them needs.
-            presets = [preset(config, one) for one in (env_class, *others)]
-            declared_values = {
-                n: [v for p in presets if (v := p[n]) is not None] for n in presets[0]
+            presets = [preset(config, kind) for kind in (env_class, *others)]
+            return {
+                name: max((p[name] for p in presets if p[name] is not None), default=None)
+                for name in presets[0]
             }
-            return {name: max(values, default=None) for name, values in declared_values.items()}
         declared, overrides = _declared(config, env_class, "_training")
         base = EMBEDDED if config.embedded else SMALL
         for name in overrides:
