@@ -60,9 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> CommandParser:
     parser = CommandParser(prog="pettingllms-envs", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    listing = commands.add_parser(
-        "list", action=_list, help="the environments that are known by name"
-    )
+    commands.add_parser("list", action=_list, help="the environments that are known by name")
     show = commands.add_parser(
         "show", action=_show, help="agents, arguments and defaults of an environment"
     )
