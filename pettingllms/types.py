@@ -64,6 +64,12 @@ TOOL_CALL = ("<tool_call>", "</tool_call>")
 """The tags around a call of a tool in what environments see; JSON with name and arguments is between."""
 
 
+JsonObject = dict[str, Any]
+"""An object as JSON has it."""
+Messages = Sequence[Mapping[str, Any]]
+"""Messages or tools, as in OpenAI's chat completions, contents and arguments of calls as text."""
+
+
 class Conversation(str):
     """An observation of several messages: as text for people, with the messages for a chat template.
 
@@ -71,26 +77,18 @@ class Conversation(str):
     """
 
     __slots__ = ("messages", "tools")
-    messages: Sequence[Mapping[str, Any]]
-    """As in OpenAI's chat completions, contents and arguments of calls as text."""
-    tools: Sequence[Mapping[str, Any]]
-    """Functions that the agent may call, as in OpenAI's chat completions."""
+    messages: Messages
+    tools: Messages
+    """Functions that the agent may call."""
 
-    def __new__(
-        cls,
-        text: str,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] = (),
-    ) -> Self:
+    def __new__(cls, text: str, messages: Messages, tools: Messages = ()) -> Self:
         """`text` is what people and records see of it."""
         made = super().__new__(cls, text)
         made.messages, made.tools = messages, tools
         return made
 
     @classmethod
-    def of(
-        cls, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
-    ) -> Self:
+    def of(cls, messages: Messages, tools: Messages = ()) -> Self:
         """The conversation with the text that people see: the names of the tools, then each message."""
         parts = [_readable(message) for message in messages]
         if tools:

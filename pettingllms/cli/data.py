@@ -187,10 +187,7 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    name = options.name
-    if name not in CATALOG:
-        raise UnknownNameError(f"no data set is called {name!r}; {did_you_mean(name, CATALOG)}")
-    entry = CATALOG[name]
+    entry = hub.entry_of(options.name)
     lines = {
         "what": entry.about,
         "for": entry.kind,
@@ -203,7 +200,7 @@ def _show(options: argparse.Namespace) -> int:
         "fields": KINDS[entry.kind].schemas[entry.schema].fields,
         "limits": ", ".join(f"{name} {value:g}" for name, value in entry.limits),
     }
-    print(name)
+    print(options.name)
     for what, text in lines.items():
         if text:
             print(f"  {what:<9} {text}")

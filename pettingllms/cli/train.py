@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
-from pettingllms.cli.guard import INTERRUPTED, TERMINATED, guarded, typed, viewing
+from pettingllms.cli.guard import INTERRUPTED, TERMINATED, parsed_and_run, typed, viewing
 from pettingllms.errors import ConfigError
 from pettingllms.registry import names_in
 
@@ -58,8 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     0: done. 2: an error. 130 or 143: stopped by Ctrl-C or SIGTERM, and saved.
     """
-    words = sys.argv[1:] if argv is None else list(argv)
-    return guarded(lambda: _run(parse(words)))
+    return parsed_and_run(parse, _run, argv)
 
 
 def parser() -> OptionParser:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pettingllms.data import plan_path, rows, sokoban
@@ -120,16 +121,17 @@ def _grid_split(board: TextBoard) -> Split:
     return plan_path.split_of(level.height, level.width, level.walls, level.goal)
 
 
-LEVEL_FILES: Kind[TextBoard] = Kind(
-    name="sokoban",
-    schemas={"boxoban": Schema("board", _sokoban)},
+_kind = partial(
+    Kind[TextBoard],
     endings=LEVELS,
-    text=lambda level: level.board,
-    key=lambda level: level.board,
+    text=lambda board: board.board,
+    key=lambda board: board.board,
     prose=False,
-    split_of=_level_split,
 )
-GRID_FILES: Kind[TextBoard] = Kind(
+LEVEL_FILES = _kind(
+    name="sokoban", schemas={"boxoban": Schema("board", _sokoban)}, split_of=_level_split
+)
+GRID_FILES = _kind(
     name="plan_path",
     schemas={
         "grids": Schema(
@@ -139,9 +141,5 @@ GRID_FILES: Kind[TextBoard] = Kind(
             lambda row: any("G" in line for line in row.get("board", ())),
         )
     },
-    endings=LEVELS,
-    text=lambda grid: grid.board,
-    key=lambda grid: grid.board,
-    prose=False,
     split_of=_grid_split,
 )

@@ -199,6 +199,17 @@ def splits_of(entry: DataSet) -> tuple[Split, ...]:
     return tuple(entry.files)
 
 
+def entry_of(name: str) -> DataSet:
+    """The entry of a name of the catalog.
+
+    Raises:
+        UnknownNameError: no such name.
+    """
+    if name not in CATALOG:
+        raise UnknownNameError(f"no data set is called {name!r}; {did_you_mean(name, CATALOG)}")
+    return CATALOG[name]
+
+
 def fetch(name: str, out: Path | None) -> list[Path]:
     """Downloads a data set of the catalog; with `out`, as `out/SPLIT/SPLIT-FILE`, else into the cache.
 
@@ -209,8 +220,7 @@ def fetch(name: str, out: Path | None) -> list[Path]:
         DatasetError: it cannot be downloaded.
         UnknownNameError: no such name.
     """
-    if name not in CATALOG:
-        raise UnknownNameError(f"no data set is called {name!r}; {did_you_mean(name, CATALOG)}")
+    entry_of(name)
     files = _named(name, None).files
     if out is None:
         return [file.path for file in files]

@@ -170,13 +170,7 @@ class Learner:
         return host, port
 
     def join(self, place: tuple[str, int], rank: int, ranks: int) -> None:
-        """Meets the other ranks.
-
-        Args:
-            place: `address` of the first one.
-            rank: this one's number.
-            ranks: how many there are.
-        """
+        """Meets the other ranks."""
         if place[0].startswith("127."):
             # gloo looks up the address of the host's name, which need not be one where the others
             # are met.

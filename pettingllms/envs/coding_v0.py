@@ -265,7 +265,7 @@ class raw_env(TeamEnv):
         task = state.task
         replies = [self._tests_of(text, task.function) for text in texts]
         tests = [test for reply in replies if not isinstance(reply, ParseError) for test in reply]
-        inputs = list(dict.fromkeys(test.input for test in tests))
+        inputs = _inputs(tests)
         runs = self._runs_ahead(state, inputs)
         within = runs.within(self._limits_of(task, REFERENCE_SHARE))
         runs = runs.within(self._limits_of(task, PROGRAM_SHARE))
@@ -280,7 +280,7 @@ class raw_env(TeamEnv):
     def _reference_on(
         self, task: CodingTask, tests: Sequence[Test], known: dict[str, RunResult], run: Run
     ) -> dict[str, RunResult]:
-        inputs = list(dict.fromkeys(test.input for test in tests)) if task.reference else []
+        inputs = _inputs(tests) if task.reference else []
         return up_to_a_hang(
             inputs, known, lambda new: self._outputs(task, task.reference, new, run)
         )
@@ -386,7 +386,7 @@ class raw_env(TeamEnv):
         task = state.task
         if state.program is None:
             return ()
-        inputs = list(dict.fromkeys(test.input for test in tests))
+        inputs = _inputs(tests)
         if task.reference:
             inputs = [text for text in inputs if reference[text].status == "ok"]
         if task.reference and state.program.strip() == task.reference.strip():
@@ -486,6 +486,10 @@ class raw_env(TeamEnv):
 
 def _difficulty(task: CodingTask) -> dict[str, Any]:
     return {} if task.difficulty is None else {"difficulty": task.difficulty}
+
+
+def _inputs(tests: Sequence[Test]) -> list[str]:
+    return list(dict.fromkeys(test.input for test in tests))
 
 
 env = raw_env

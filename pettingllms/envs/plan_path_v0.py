@@ -152,7 +152,7 @@ class raw_env(BoardEnv):
         )
 
     def _apply(self, level: Grid, position: int, answer: Moves) -> AnswerResult:
-        table = plan_path.neighbours(level.height, level.width)
+        table = level.neighbours
         cell, walked, refused = position, 0, 0
         for move in answer:
             if cell == level.goal:
@@ -177,7 +177,7 @@ class raw_env(BoardEnv):
     def _demonstrate(self, state: BoardState, agent: str) -> str:  # noqa: ARG002 - the same for both
         level, cell, moves = state.level, state.position, list[str]()
         while cell != level.goal:
-            near = plan_path.neighbours(level.height, level.width)[cell].items()
+            near = level.neighbours[cell].items()
             left = level.distances[cell] - 1
             move, cell = next((m, c) for m, c in near if level.distances[c] == left)
             moves.append(move)
@@ -193,7 +193,7 @@ class raw_env(BoardEnv):
     def _format_answer(self, level: Grid, position: int, answer: Moves) -> str:
         if self.prompt != "compact":
             return f"[{', '.join(answer)}]"
-        table = plan_path.neighbours(level.height, level.width)
+        table = level.neighbours
         words, cell = [], position
         for move in answer:
             # Walls are named like any other cell: the planner can see where a proposal fails.
@@ -202,7 +202,7 @@ class raw_env(BoardEnv):
         return f"[ {''.join(words)}]"
 
     def _ask(self, level: Grid, position: int) -> str:
-        table = plan_path.neighbours(level.height, level.width)[position]
+        table = level.neighbours[position]
         blocked = [
             word
             for word, move in small_text.MOVES.items()

@@ -35,14 +35,7 @@ from pettingllms.rollout.trajectory import Trajectory
 
 
 class EvalWorker:
-    """Rolls out chunks: environment, sandbox and sampler in one process, or engines that sample elsewhere.
-
-    Args:
-        plan: the evaluation.
-        threads: of PyTorch.
-        asking: how to ask the engines; None to load a model here.
-        weights: policy -> a reference to what the engines sample from.
-    """
+    """Rolls out chunks: environment, sandbox and sampler in one process, or engines that sample elsewhere."""
 
     def __init__(
         self, plan: EvalPlan, threads: int, asking: Asking | None, weights: Mapping[str, Any]

@@ -64,7 +64,7 @@ from pettingllms.trainers.callbacks import Display, Silent
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
 from pettingllms.trainers.per_policy import check_policy_settings
 from pettingllms.trainers.presets import embedded_arguments
-from pettingllms.types import Task, is_partner
+from pettingllms.types import JsonObject, Task, is_partner
 
 AT_ONCE_ELSEWHERE = 512
 """Episodes of a chunk with vLLM or another engine that schedules requests itself."""
@@ -97,7 +97,7 @@ class EvalPlan:
         """Episodes of each team."""
         return len(self.tasks) * self.sampling.samples
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> JsonObject:
         """Everything that the results follow from; a folder is resumed with equal settings only."""
         config, embedded = self.config, self.config.embedded
         fitted = [embedded_arguments(config, part.unwrapped) for part in parts_of(self.env)]
@@ -105,7 +105,7 @@ class EvalPlan:
         data = data_digests(config.dataset, config.env_args)
         asked = any(map(is_partner, self.roles_to_policies.values()))
 
-        def named(*names: str) -> dict[str, Any]:
+        def named(*names: str) -> JsonObject:
             return {name: getattr(config, name) for name in names}
 
         return {
@@ -175,7 +175,7 @@ class EvalResult:
         """Mean success of `main` with its 95 % interval; None if the environment reports none."""
         return self.main.scores.get("success")
 
-    def matrix(self) -> dict[str, Any]:
+    def matrix(self) -> JsonObject:
         """The swap matrix of the team's success, or of the role's reward without a success."""
         for score in ("success", "{role}/reward"):
             if cells := report.matrix(self.teams, score):
@@ -239,7 +239,7 @@ class EvalResult:
                 )
         return notes
 
-    def record(self, head: Mapping[str, Any]) -> dict[str, Any]:
+    def record(self, head: Mapping[str, Any]) -> JsonObject:
         """The content of results.json; `head` is that of settings.json."""
         success = self.success
         return {
@@ -386,11 +386,6 @@ def run_evaluation(
 
     With the embedded model, PyTorch is set to one thread in this process: on a model this small,
     synchronizing threads costs more than it saves, and the sandbox needs the other cores.
-
-    Args:
-        options: the settings.
-        env: the environment, or what makes it, in place of the one that the settings name.
-        display: receives progress.
 
     Raises:
         PettingLLMsError: settings, a model or a folder that cannot be used.

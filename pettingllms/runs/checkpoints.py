@@ -38,6 +38,7 @@ from pettingllms.runs.folder import RunFolder, sync, upgraded
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.trainers.settings import normalized
+from pettingllms.types import JsonObject
 
 logger = logging.getLogger(__name__)
 
@@ -184,14 +185,14 @@ def resume(folder: RunFolder, trainer: ATGRPO) -> int:
     return 0
 
 
-def _settings(config: ATGRPOConfig) -> dict[str, Any]:
+def _settings(config: ATGRPOConfig) -> JsonObject:
     """The settings as JSON has them; the folder may have moved."""
     # Through JSON, so that values compare as those that were read back.
-    values: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
+    values: JsonObject = json.loads(json.dumps(dataclasses.asdict(config)))
     return values | {"output_dir": None}
 
 
-def _converted(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _converted(settings: Mapping[str, Any]) -> JsonObject:
     """Settings of a checkpoint, of whatever version, as this one saves them."""
     fields = {field.name: field for field in dataclasses.fields(ATGRPOConfig)}
     return {
@@ -285,13 +286,13 @@ def seal(directory: Path, facts: Mapping[str, Any]) -> None:
     (directory / STATE).write_text(f"{text}\n", encoding="utf-8")
 
 
-def _unsealed(directory: Path) -> dict[str, Any]:
+def _unsealed(directory: Path) -> JsonObject:
     """The facts of state.json, after comparing all files with their digests.
 
     Raises:
         ValueError: a file is missing, or is not what was written.
     """
-    facts: dict[str, Any] = json.loads((directory / STATE).read_text(encoding="utf-8"))
+    facts: JsonObject = json.loads((directory / STATE).read_text(encoding="utf-8"))
     if facts["format"] != FORMAT:
         raise ValueError(f"format {facts['format']}, this version reads {FORMAT}")
     digest = facts.pop("digest")

@@ -42,6 +42,7 @@ from pettingllms.rollout.files import (
 )
 from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.trainers.settings import as_object
+from pettingllms.types import JsonObject
 
 LOGS = (METRICS, TRAJECTORIES)
 PACKAGES = ("torch", "transformers", "trl", "peft", "pettingzoo", "gymnasium", "numpy")
@@ -241,13 +242,13 @@ class RunFolder(Folder):
         if not (self.path / CONFIG).exists():
             self.write(CONFIG, config_text(config))
 
-    def rows(self, name: str) -> list[dict[str, Any]]:
+    def rows(self, name: str) -> list[JsonObject]:
         """All rows of a log.
 
         Raises:
             RunFolderError: a line is damaged.
         """
-        path, rows = self.path / name, list[dict[str, Any]]()
+        path, rows = self.path / name, list[JsonObject]()
         if not path.exists():
             return []
         with path.open("rb") as file:
@@ -460,7 +461,7 @@ _VARIANTS = {
 """Method -> another one with the same parts; they differ in settings, which are saved as well."""
 
 
-def upgraded(values: Mapping[str, Any]) -> dict[str, Any]:
+def upgraded(values: Mapping[str, Any]) -> JsonObject:
     """A saved configuration of any version, by today's names.
 
     Until 0.2 a method was up to three parts, each with arguments, and a shape.
@@ -475,7 +476,7 @@ def upgraded(values: Mapping[str, Any]) -> dict[str, Any]:
         method = _METHODS.get(joined, joined)
         if _VARIANTS.get(settings.get("method", "")) != method:
             settings["method"] = method
-    arguments: dict[str, Any] = {}
+    arguments: JsonObject = {}
     for name in ("method_args", *_ARGUMENTS):
         arguments |= as_object(name, values.get(name))
     if values.get("shape") is not None:

@@ -24,13 +24,20 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedModel
 
-from pettingllms.models.shared_prompts import ContinuedLayout, PackedLayout, enabled, forward
+from pettingllms.models.shared_prompts import (
+    ContinuedLayout,
+    PackedLayout,
+    States,
+    enabled,
+    forward,
+)
 from pettingllms.samplers.base import (
     DEFAULT_TOKENS_PER_BATCH,
     Memory,
@@ -42,9 +49,8 @@ from pettingllms.samplers.base import (
 )
 from pettingllms.types import Request
 
-if TYPE_CHECKING:
-    from pettingllms.samplers.base import States
-
+Prompts = Sequence[tuple[int, ...]]
+"""Token ids of each prompt."""
 # Room for so many new tokens before a buffer has to be copied for the first time.
 _SPARE = 32
 
@@ -104,7 +110,7 @@ class SharedDecoding:
     def __init__(
         self,
         model: PreTrainedModel,
-        prompts: Sequence[tuple[int, ...]],
+        prompts: Prompts,
         begun: Sequence[States | None] = (),
     ) -> None:
         self._model, self._prompts = model, prompts
@@ -117,7 +123,7 @@ class SharedDecoding:
         hidden_UP = column_P >= lengths_U[:, None]
         # None where all prompts are as long, because a mask costs a pass over all scores.
         self._hidden_U11P = hidden_UP[:, None, None] if bool(hidden_UP.any()) else None
-        self._states: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._states: States = {}
         self._caches: dict[int, tuple[_Cache, _Cache]] = {}
         self._arrange()
 
@@ -253,18 +259,15 @@ class SharedDecoding:
 class PlainDecoding:
     """Repeats transformers' own cache for every row."""
 
-    def __init__(
-        self, model: PreTrainedModel, prompts: Sequence[tuple[int, ...]], pad_id: int
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, prompts: Prompts, pad_id: int) -> None:
         self._model = model
         device = model.device
-        width = max(len(prompt) for prompt in prompts)
+        rows = [torch.tensor(prompt) for prompt in prompts]
         # Padded on the left, so that the last position of every row is its latest token.
-        ids = [[pad_id] * (width - len(prompt)) + list(prompt) for prompt in prompts]
-        mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
-        self._ids_UP = torch.tensor(ids, device=device)
-        self._mask_RS = torch.tensor(mask, device=device)
-        self._position_R = torch.tensor([len(prompt) for prompt in prompts], device=device)
+        self._ids_UP = pad_sequence(rows, True, pad_id, "left").to(device)
+        ones = [torch.ones_like(row) for row in rows]
+        self._mask_RS = pad_sequence(ones, True, 0, "left").to(device)
+        self._position_R = self._mask_RS.sum(1)
         self._cache = DynamicCache(config=model.config)
 
     def start(self) -> torch.Tensor:
@@ -380,7 +383,7 @@ class BatchGenerator:
     def generate(
         self,
         model: PreTrainedModel,
-        prompts: Sequence[tuple[int, ...]],
+        prompts: Prompts,
         n: int,
         params: SamplingParams,
         seeds: Sequence[int],
@@ -422,7 +425,7 @@ class BatchGenerator:
     def _batches(
         self,
         candidates: Sequence[_Candidate],
-        prompts: Sequence[tuple[int, ...]],
+        prompts: Prompts,
         max_new_tokens: int,
         shared: bool,
     ) -> Iterator[list[_Candidate]]:
@@ -450,7 +453,7 @@ class BatchGenerator:
         self,
         model: PreTrainedModel,
         candidates: Sequence[_Candidate],
-        prompts: Sequence[tuple[int, ...]],
+        prompts: Prompts,
         params: SamplingParams,
         noise: torch.Tensor | None,
         memories: Memories,
@@ -499,7 +502,7 @@ class BatchGenerator:
         return self._collect(steps)
 
     def _begin(
-        self, model: PreTrainedModel, texts: Sequence[tuple[int, ...]], memories: Memories
+        self, model: PreTrainedModel, texts: Prompts, memories: Memories
     ) -> tuple[PlainDecoding | SharedDecoding, torch.Tensor]:
         """Computes the prompts as far as their memories do not know them; logits `_UV` of what follows each."""
         if not enabled(model):

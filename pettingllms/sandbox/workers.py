@@ -98,6 +98,8 @@ os.register_at_fork(after_in_child=_starter.cache_clear)
 class ProcessChannel:
     """A worker that is a process of this machine, exec'd with nothing but `environment`.
 
+    `at_end` is called once the worker is gone, perhaps more than once.
+
     Raises:
         WorkerLost: it cannot be started.
     """

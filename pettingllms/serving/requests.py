@@ -9,7 +9,7 @@ template. `"role_prompt": false` leaves the conversation as it is; text completi
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 from pettingllms.policies.chat import REFUSALS, Chat
 from pettingllms.registry import names_in
 from pettingllms.samplers.base import SamplingParams
+from pettingllms.types import Messages
 
 if TYPE_CHECKING:
     from pettingllms.policies.policy_set import PolicySet
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
     Players = PolicySet | VllmPlayers
 
+Body = Mapping[str, Any]
+"""The JSON of a request."""
 TEAM = "team"
 """The model name of the whole team."""
 MOST_CHOICES = 128
@@ -131,7 +134,7 @@ class RequestReader:
         whole = bool(self.prompts) and not self._elsewhere and TEAM not in self.roles
         return (*self.roles, TEAM) if whole else self.roles
 
-    def for_team(self, body: Mapping[str, Any]) -> bool:
+    def for_team(self, body: Body) -> bool:
         """Returns whether a body asks for the whole team; a role of that name takes precedence."""
         return body.get("model") == TEAM and TEAM not in self.roles
 
@@ -145,7 +148,7 @@ class RequestReader:
             return min(map(self.context, self.roles))
         return self.players.contexts[self.players.policy_for(role)]
 
-    def role(self, body: Mapping[str, Any]) -> str:
+    def role(self, body: Body) -> str:
         """The role that a body asks.
 
         Raises:
@@ -156,7 +159,7 @@ class RequestReader:
             raise UnknownNameError(f"no model {role!r}; {did_you_mean(str(role), self.models)}")
         return role
 
-    def read(self, body: Mapping[str, Any], form: str) -> CompletionRequest:
+    def read(self, body: Body, form: str) -> CompletionRequest:
         """Checks a body for a role; `form` is `MESSAGES` or `PROMPT`.
 
         Raises:
@@ -195,7 +198,7 @@ class RequestReader:
             tools=tools,
         )
 
-    def read_team(self, body: Mapping[str, Any], form: str) -> TeamRequest:
+    def read_team(self, body: Body, form: str) -> TeamRequest:
         """Checks a body for the whole team.
 
         Raises:
@@ -241,9 +244,7 @@ class RequestReader:
             usage=_usage(body),
         )
 
-    def _params(
-        self, body: Mapping[str, Any], prompt: int, context: int, *, fewest: int
-    ) -> SamplingParams:
+    def _params(self, body: Body, prompt: int, context: int, *, fewest: int) -> SamplingParams:
         room = context - prompt
         # OpenAI's newer name goes before the older one.
         limit = number(body, "max_completion_tokens", None, fewest, 1 << 30, int)
@@ -266,9 +267,7 @@ class RequestReader:
             top_p=float(number(body, "top_p", 1.0, 1e-6, 1.0, float)),
         )
 
-    def _prompts(
-        self, role: str, body: Mapping[str, Any], form: str
-    ) -> tuple[tuple[int, ...], ...]:
+    def _prompts(self, role: str, body: Body, form: str) -> tuple[tuple[int, ...], ...]:
         if form == MESSAGES:
             turns = turns_of(body[MESSAGES])
             if flag(body, "role_prompt", default=True):
@@ -303,7 +302,7 @@ class RequestReader:
         return tuple(prompt)
 
 
-def check_names(body: Mapping[str, Any], form: str) -> None:
+def check_names(body: Body, form: str) -> None:
     """Refuses parameters that are unknown, or known and asked for something that is not there.
 
     Raises:
@@ -327,7 +326,7 @@ def check_names(body: Mapping[str, Any], form: str) -> None:
             )
 
 
-def asked(turns: Sequence[Mapping[str, Any]], prompt: RolePrompt | None) -> list[dict[str, Any]]:
+def asked(turns: Messages, prompt: RolePrompt | None) -> list[dict[str, Any]]:
     """The conversation with its first user turn in the role's prompt of training."""
     conversation = [dict(turn) for turn in turns]
     first = next((k for k, turn in enumerate(conversation) if turn["role"] == "user"), None)
@@ -351,7 +350,7 @@ def turns_of(messages: Any) -> list[dict[str, Any]]:
         raise ConfigError(str(error)) from None
 
 
-def _tools(body: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+def _tools(body: Body) -> Messages:
     tools = body.get("tools") or ()
     if body.get("tool_choice") == "none":
         return ()
@@ -368,7 +367,7 @@ def plain(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def flag(body: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
+def flag(body: Body, name: str, *, default: bool = False) -> bool:
     """A parameter that is true or false."""
     value = body.get(name)
     if value is None:
@@ -378,9 +377,7 @@ def flag(body: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
     return value
 
 
-def number(
-    body: Mapping[str, Any], name: str, default: Any, low: Any, high: Any, kind: type
-) -> Any:
+def number(body: Body, name: str, default: Any, low: Any, high: Any, kind: type) -> Any:
     """A parameter that is a number between two others."""
     value = body.get(name)
     if value is None:
@@ -391,12 +388,12 @@ def number(
     return value
 
 
-def seed_of(body: Mapping[str, Any]) -> int:
+def seed_of(body: Body) -> int:
     """The request's seed, or a random one."""
     return int(number(body, "seed", secrets.randbits(62), -(1 << 63), (1 << 63) - 1, int))
 
 
-def _usage(body: Mapping[str, Any]) -> bool:
+def _usage(body: Body) -> bool:
     options = body.get("stream_options") or {}
     fits = isinstance(options, dict) and options.keys() <= {"include_usage", *_STREAMED}
     if not fits or any(options.get(name) for name in _STREAMED):
@@ -417,7 +414,7 @@ def _stop(given: Any) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def _likeliest(body: Mapping[str, Any], form: str) -> int | None:
+def _likeliest(body: Body, form: str) -> int | None:
     if form == PROMPT:
         logprobs = number(body, "logprobs", None, 0, MOST_LIKELIEST, int)
         return None if logprobs is None else int(logprobs)

@@ -50,6 +50,10 @@ SAME = 1e-9
 """Rewards within this tolerance count as equal (float noise)."""
 
 
+Step = tuple[list[Trajectory], dict[str, float]]
+"""The records of a step, and what to log."""
+
+
 class AtGrpo(Method):
     """K completions of one prompt are compared; the episode continues from one of them.
 
@@ -162,7 +166,7 @@ class ATGRPO:
         )
         self.trained = tuple(self.settings)
 
-    def train_step(self) -> tuple[list[Trajectory], dict[str, float]]:
+    def train_step(self) -> Step:
         """Takes a step and publishes its weights. Returns the records and what to log.
 
         Raises:
@@ -174,7 +178,7 @@ class ATGRPO:
         self.publish()
         return trajectories, metrics
 
-    def take_step(self) -> tuple[list[Trajectory], dict[str, float]]:
+    def take_step(self) -> Step:
         """Plays, compares, updates every policy; the sampler keeps the old weights until `publish`.
 
         Where it raises and `intact` is true, it has changed nothing.
