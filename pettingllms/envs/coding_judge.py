@@ -367,7 +367,7 @@ def mutants(program: str) -> Iterator[str]:
 
 def _other(operator: ast.AST) -> ast.AST | None:
     name = _OPERATORS.get(type(operator).__name__)
-    return name and getattr(ast, name)()
+    return None if name is None else getattr(ast, name)()
 
 
 def _changes(node: ast.AST) -> list[tuple[str, object]]:

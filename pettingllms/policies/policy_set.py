@@ -227,7 +227,7 @@ class PolicySet:
 
     def policy_for(self, role: str) -> str:
         """The policy that plays a role, or an agent: its own, or else that of its role."""
-        return policy_of(role, self.roles_to_policies)
+        return self.roles_to_policies.get(role) or policy_of(role, self.roles_to_policies)
 
     def prompt_ids(self, role: str, text: str) -> tuple[int, ...]:
         """Renders an observation into prompt tokens, with the template of the policy that plays it.

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from pettingllms.policies.policy_set import PolicySet
     from pettingllms.serving.proxy import VllmPlayers
 
-    Players = PolicySet | VllmPlayers
-
 Body = Mapping[str, Any]
 """The JSON of a request."""
 TEAM = "team"
@@ -120,7 +118,7 @@ class RequestReader:
     """
 
     def __init__(
-        self, players: Players, prompts: Mapping[str, RolePrompt], max_tokens: int
+        self, players: PolicySet | VllmPlayers, prompts: Mapping[str, RolePrompt], max_tokens: int
     ) -> None:
         self.players, self._max_tokens = players, max_tokens
         self.roles = tuple(players.roles_to_policies)

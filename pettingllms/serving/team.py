@@ -27,7 +27,8 @@ from pettingllms.serving.worker import QueueFull, Stopped
 from pettingllms.types import Candidate, Completion, Group, Request, Task
 
 if TYPE_CHECKING:
-    from pettingllms.serving.requests import Players
+    from pettingllms.policies.policy_set import PolicySet
+    from pettingllms.serving.proxy import VllmPlayers
 
 
 class Left(PettingLLMsError, RuntimeError):
@@ -70,7 +71,7 @@ Hear = Callable[[Said, str], None]
 class TeamPlayer:
     """Plays questions."""
 
-    def __init__(self, env: AnyEnv, players: Players, speak: Speak) -> None:
+    def __init__(self, env: AnyEnv, players: PolicySet | VllmPlayers, speak: Speak) -> None:
         self._env, self._players, self._speak = env, players, speak
 
     def play(self, wanted: TeamRequest, hear: Hear, gone: threading.Event) -> Played:
