@@ -345,5 +345,7 @@ def _read(directory: Path) -> Checkpoint:
         plugins=learned,
     )
     # Until a team could have several, there was one for all.
-    bases = facts["bases"] if "bases" in facts else dict.fromkeys(facts["versions"], facts["base"])
-    return Checkpoint(state, facts["lengths"], facts["settings"], bases, facts.get("data", {}))
+    facts.setdefault("data", {})
+    if "bases" not in facts:
+        facts["bases"] = dict.fromkeys(facts["versions"], facts["base"])
+    return Checkpoint(state, *(facts[name] for name in ("lengths", "settings", "bases", "data")))
