@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 from pettingllms.data import plan_path, rows, sokoban
 from pettingllms.data.dataset import Kind, Schema, load_source
@@ -121,17 +122,19 @@ def _grid_split(board: TextBoard) -> Split:
     return plan_path.split_of(level.height, level.width, level.walls, level.goal)
 
 
-_kind = partial(
-    Kind[TextBoard],
-    endings=LEVELS,
-    text=lambda board: board.board,
-    key=lambda board: board.board,
-    prose=False,
+_OF_BOARDS: dict[str, Any] = {
+    "endings": LEVELS,
+    "text": attrgetter("board"),
+    "key": attrgetter("board"),
+    "prose": False,
+}
+LEVEL_FILES: Kind[TextBoard] = Kind(
+    name="sokoban",
+    schemas={"boxoban": Schema("board", _sokoban)},
+    split_of=_level_split,
+    **_OF_BOARDS,
 )
-LEVEL_FILES = _kind(
-    name="sokoban", schemas={"boxoban": Schema("board", _sokoban)}, split_of=_level_split
-)
-GRID_FILES = _kind(
+GRID_FILES: Kind[TextBoard] = Kind(
     name="plan_path",
     schemas={
         "grids": Schema(
@@ -142,4 +145,5 @@ GRID_FILES = _kind(
         )
     },
     split_of=_grid_split,
+    **_OF_BOARDS,
 )

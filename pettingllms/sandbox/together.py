@@ -326,12 +326,6 @@ class Gatherer:
     ) -> Output:
         """Runs programs on cases, which call one function or none, perhaps with those of other threads.
 
-        Args:
-            sandbox: where; the same for all threads.
-            programs: what to run.
-            cases: on what.
-            limits: of the process; requests with other limits have another one.
-
         Raises:
             SandboxUnavailable: as `Sandbox.run`.
         """
