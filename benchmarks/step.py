@@ -145,11 +145,11 @@ def measured(
     """Cells by arm and rate: what was solved and which errors were made on held-out tasks."""
     policies = load_policies(PARTS, {role: role for role in ROLES}, seed=seed)
     fresh = {role: policies.state(role) for role in ROLES}
-    own = tasks_of_step(
+    tasks = tasks_of_step(
         environment("train"), "plan_path", 0, sizes["golden"] + sizes["played"], seed
     )
-    first, later = own[: sizes["golden"]], own[sizes["golden"] :]
-    golden = played(policies, first, "train", seed, Expert(SOLVER))
+    demonstrated, others = tasks[: sizes["golden"]], tasks[sizes["golden"] :]
+    golden = played(policies, demonstrated, "train", seed, Expert(SOLVER))
     split, count = (
         ("val", min(sizes["tasks"], VALIDATION_TASKS))
         if seed == TUNING
@@ -170,7 +170,7 @@ def measured(
         counted = [errors(episode) for episode in episodes]
         cells[f"{arm}/{rate:g}/{seed}"] = {
             "tasks": solved_digits(episodes),
-            **{name: " ".join(str(each[name]) for each in counted) for name in COUNTS},
+            **{name: " ".join(str(counts[name]) for counts in counted) for name in COUNTS},
             "imitated": {} if data is None else {role: len(rows) for role, rows in data.items()},
             "tokens": tokens,
             "training_cpu_s": round(spent, 1),
@@ -184,10 +184,10 @@ def measured(
     best = trained[best_rate(cells, ARMS[0], rates[ARMS[0]], seed)]
     for role in ROLES:
         policies.load_state(role, best[role])
-    corrected = played(policies, later, "train", seed, Teacher(SOLVER))
+    corrected = played(policies, others, "train", seed, Teacher(SOLVER))
     data = {
         ARMS[1]: imitated(
-            policies, golden + played(policies, later, "train", seed, Expert(SOLVER))
+            policies, golden + played(policies, others, "train", seed, Expert(SOLVER))
         ),
         ARMS[2]: imitated(policies, golden + corrected, mask=False),
         ARMS[3]: imitated(policies, golden + corrected),
@@ -243,7 +243,7 @@ def table(results: Mapping[str, Any]) -> Table:
     for row, (arm, (success, *errors_of)) in zip(rows, values.items(), strict=True):
         row.append(shown(over_seeds(success)))
         row += [shown(over_seeds(ratio, share=False)) for ratio in errors_of]
-        gains = [best - own for best, own in zip(values[MASKED], values[arm], strict=True)]
+        gains = [mask - other for mask, other in zip(values[MASKED], values[arm], strict=True)]
         row += ["" if arm == MASKED else shown_gain(gains[at]) for at in (0, 2)]
     header = ["imitated", "rate", "replies", "success", "wrong, of replies", "repeated, of wrong"]
     return [*header, "mask minus this: success", "repeated"], rows

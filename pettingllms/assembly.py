@@ -462,9 +462,7 @@ def isolation_of(env: AnyEnv, level: str) -> str | None:
         return ", ".join(dict.fromkeys(layers for layers in isolations if layers)) or None
     try:
         sandbox = getattr(env.unwrapped, "sandbox", None)
-        if sandbox is None:
-            return None
-        return held_by(sandbox, level)
+        return None if sandbox is None else held_by(sandbox, level)
     except SandboxUnavailable as error:
         if level != "any":
             raise

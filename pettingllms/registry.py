@@ -31,6 +31,11 @@ from typing import Any
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 
 
+def names_in(text: str) -> tuple[str, ...]:
+    """The names in a text, with blanks between them: long lists of names are easier to read so."""
+    return tuple(text.split())
+
+
 class Registry:
     """Things of one kind by name.
 

@@ -40,6 +40,8 @@ _SHARE = re.compile(
 _SAME = 1e-9
 """Differences within this tolerance are float noise."""
 _Name = TypeVar("_Name")
+Interval = tuple[float, float]
+"""Its ends."""
 
 
 class Estimate(NamedTuple):
@@ -94,7 +96,7 @@ def is_share(name: str) -> bool:
     return _SHARE.fullmatch(name) is not None
 
 
-def wilson(values: np.ndarray) -> tuple[float, float]:
+def wilson(values: np.ndarray) -> Interval:
     """Wilson's 95 % score interval, with continuity correction, of the mean of shares of tasks.
 
     Without the correction it covers a share of 0.99 in only 92 of 100 cases (100 tasks).
@@ -111,7 +113,7 @@ def wilson(values: np.ndarray) -> tuple[float, float]:
     return wilson_of(p, n)
 
 
-def wilson_of(p: float, n: float, z: float = _Z) -> tuple[float, float]:
+def wilson_of(p: float, n: float, z: float = _Z) -> Interval:
     """Wilson's interval of a share `p` of `n` independent trials, which need not be a whole number."""
     # Newcombe 1998 (Statistics in Medicine 17, 857-872), method 4. Below two trials a root may be
     # of a negative number: then the end is that of the range.
@@ -122,7 +124,7 @@ def wilson_of(p: float, n: float, z: float = _Z) -> tuple[float, float]:
     return max(0.0, min(p, low)), min(1.0, max(p, high))
 
 
-def bootstrap(values: np.ndarray, seed: int) -> tuple[float, float]:
+def bootstrap(values: np.ndarray, seed: int) -> Interval:
     """Percentiles of the mean over resamples of tasks; one value where all tasks agree exactly."""
     # One seed for every score, so that scores over the same tasks share their resamples.
     picks = np.random.default_rng(seed).integers(len(values), size=(RESAMPLES, len(values)))
@@ -144,7 +146,7 @@ def paired_difference(
     return Difference(float(gains.mean()), low, high, len(gains), more, less, p, p)
 
 
-def tango(gains: np.ndarray) -> tuple[float, float]:
+def tango(gains: np.ndarray) -> Interval:
     """Tango's 95 % score interval of the difference of two paired shares.
 
     It has a width also where both sides agree on every task. Fractions are treated as in `wilson`.
@@ -245,7 +247,7 @@ def over_seeds(values: np.ndarray, *, share: bool = True) -> Estimate:
     return Estimate(mean, *wilson_of(mean, trials, quantile))
 
 
-def variance_over_seeds(values: np.ndarray) -> tuple[float, float]:
+def variance_over_seeds(values: np.ndarray) -> Interval:
     """The variance of the mean over new seeds and tasks, and Student's quantile that goes with it.
 
     The variance is that of a crossed design with both effects random; its degrees of freedom are

@@ -12,12 +12,12 @@ from peft import LoraConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
 from pettingllms.assembly import EnvSource, build_policies, make_env, spec_of
+from pettingllms.data.splits import SPLITS
 from pettingllms.envs.arguments import one_of
 from pettingllms.envs.reward_funcs import RewardFunction, name_of, reward_functions
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.evaluation import Evaluation, held_out
 from pettingllms.evaluation import evaluate as play_held_out
-from pettingllms.evaluation.config import SPLITS
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import BASE
 from pettingllms.runs.folder import check_unused

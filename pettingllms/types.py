@@ -64,6 +64,12 @@ TOOL_CALL = ("<tool_call>", "</tool_call>")
 """Tags around a tool call (JSON with name and arguments) in the texts that environments get."""
 
 
+JsonObject = dict[str, Any]
+"""An object as JSON has it."""
+Messages = Sequence[Mapping[str, Any]]
+"""Messages or tools, as in OpenAI's chat completions, contents and arguments of calls as text."""
+
+
 class Conversation(str):
     """An observation of several messages: as text for people, with the messages for a chat template.
 
@@ -71,26 +77,18 @@ class Conversation(str):
     """
 
     __slots__ = ("messages", "tools")
-    messages: Sequence[Mapping[str, Any]]
-    """Messages as in OpenAI's chat completions; contents and arguments of calls are text."""
-    tools: Sequence[Mapping[str, Any]]
-    """Functions that the agent may call, in the format of OpenAI's chat completions."""
+    messages: Messages
+    tools: Messages
+    """Functions that the agent may call."""
 
-    def __new__(
-        cls,
-        text: str,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] = (),
-    ) -> Self:
+    def __new__(cls, text: str, messages: Messages, tools: Messages = ()) -> Self:
         """`text` is the form for people and records."""
         made = super().__new__(cls, text)
         made.messages, made.tools = messages, tools
         return made
 
     @classmethod
-    def of(
-        cls, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
-    ) -> Self:
+    def of(cls, messages: Messages, tools: Messages = ()) -> Self:
         """Makes a conversation whose text lists the names of the tools, then each message."""
         parts = [_readable(message) for message in messages]
         if tools:

@@ -8,7 +8,7 @@ import time
 import pytest
 from rich.console import Console
 
-from pettingllms.cli.display import PlainDisplay, TerminalDisplay
+from pettingllms.cli.display import TerminalDisplay, best_display
 from pettingllms.trainers.callbacks import TimeLeft, duration
 
 
@@ -24,7 +24,7 @@ def row(**more: float) -> dict[str, float]:
 def test_plain_lines_show_step_success_rewards_speed_and_time_left(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with PlainDisplay() as display:
+    with best_display() as display:  # standard output is no terminal here
         display.say("hello")
         for step in (1, 2, 3):
             display.step(step, 3, row())

@@ -84,8 +84,8 @@ def test_the_core_needs_no_deep_learning_library() -> None:
 # Budgets and hygiene
 
 
-# Raised by 393 lines in November 2026, for faults mended and faster updates (CHANGELOG's last entries); else these only shrink.
-LINES, NODES = 58_560, 376_400
+# Raised by 357 lines in November 2026, for faults mended and faster updates (CHANGELOG's last entries); else these only shrink.
+LINES, NODES = 58_170, 373_600
 
 
 def test_the_package_keeps_its_size() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from pettingllms.sandbox import Case, Limits, RunResult, open_sandbox
 from pettingllms.sandbox.client import PooledSandbox
+from pettingllms.sandbox.embedded import EmbeddedSandbox
 from pettingllms.sandbox.types import Sandbox
 from tests.kernel import needs_namespaces
 from tests.processes import alive, descendants, eventually, running
@@ -57,7 +58,7 @@ DEATHS = {
 
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[PooledSandbox]:
-    with open_sandbox("embedded", workers=1) as sandbox:
+    with EmbeddedSandbox(1) as sandbox:
         yield sandbox
 
 

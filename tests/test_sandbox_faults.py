@@ -19,6 +19,7 @@ from pettingllms.errors import SandboxUnavailable
 from pettingllms.sandbox import Case, Limits, open_sandbox
 from pettingllms.sandbox import client as client_module
 from pettingllms.sandbox.client import PooledSandbox, WorkerConnection
+from pettingllms.sandbox.embedded import EmbeddedSandbox
 from pettingllms.sandbox.workers import ProcessChannel, WorkerLost
 from tests.kernel import needs_namespaces
 from tests.processes import alive, descendants, eventually, running
@@ -30,7 +31,7 @@ SLEEP = "import time; time.sleep(1.0); print('done')"
 
 @pytest.fixture
 def sandbox() -> Iterator[PooledSandbox]:
-    with open_sandbox("embedded", workers=1) as sandbox:
+    with EmbeddedSandbox(1) as sandbox:
         sandbox.run(["1"], [Case()])
         yield sandbox
 
@@ -233,7 +234,7 @@ def test_a_forked_process_gets_workers_of_its_own():
 
 
 def test_a_sandbox_that_is_forgotten_ends_its_workers():
-    sandbox = open_sandbox("embedded", workers=1)
+    sandbox = EmbeddedSandbox(1)
     sandbox.run(["1"], [Case()])
     below = descendants(only_worker(sandbox).pid)
     del sandbox

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from pettingllms.sandbox import Case, open_sandbox
+from pettingllms.sandbox import Case
 from pettingllms.sandbox.client import PooledSandbox
+from pettingllms.sandbox.embedded import EmbeddedSandbox
 from pettingllms.sandbox.workers import ProcessChannel
 from tests.kernel import needs_namespaces
 from tests.processes import alive, descendants, eventually
@@ -60,7 +61,7 @@ def firsts(sandbox: PooledSandbox) -> list[int]:
 @pytest.mark.parametrize("wait", [True, False])
 def test_idle_workers_that_are_all_dead_are_replaced(wait: bool):
     programs = ["print(1)"] * 12
-    with open_sandbox("embedded", workers=3) as sandbox:
+    with EmbeddedSandbox(3) as sandbox:
         for _ in range(3):
             sandbox.run(programs, [Case()])
             killed = [descendants(pid)[1] for pid in firsts(sandbox)]
@@ -83,7 +84,7 @@ def test_random_kills_lose_no_run_and_leave_nothing():
     kills = 0
     # Other tests of this process may have left helpers of their own, such as a resource tracker.
     others = set(descendants(os.getpid()))
-    with open_sandbox("embedded", workers=2) as sandbox:
+    with EmbeddedSandbox(2) as sandbox:
         sandbox.run(["print(1)"] * 8, [Case()])
         held = len(list(Path("/proc/self/fd").iterdir()))
         while kills < 60:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pettingllms.sandbox import Case, Limits, open_sandbox
+from pettingllms.sandbox import Case, Limits
 from pettingllms.sandbox.client import PooledSandbox
+from pettingllms.sandbox.embedded import EmbeddedSandbox
 from pettingllms.sandbox.workers import ProcessChannel
 
 LOOP = "while True: pass"
@@ -22,13 +23,13 @@ CASES = [Case(str(n)) for n in range(6)]
 
 @pytest.fixture(scope="module")
 def one() -> Iterator[PooledSandbox]:
-    with open_sandbox("embedded", workers=1) as sandbox:
+    with EmbeddedSandbox(1) as sandbox:
         yield sandbox
 
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[PooledSandbox]:
-    with open_sandbox("embedded", workers=2) as sandbox:
+    with EmbeddedSandbox(2) as sandbox:
         yield sandbox
 
 

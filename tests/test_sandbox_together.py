@@ -18,7 +18,7 @@ from pettingllms.data import coding
 from pettingllms.envs import coding_judge, coding_v0
 from pettingllms.sandbox import Case, Limits, RunResult, open_sandbox
 from pettingllms.sandbox.together import METHODS, SHARED_CPU_S, SharedRuns, is_simple
-from pettingllms.sandbox.types import OpenSandbox, Sandbox
+from pettingllms.sandbox.types import Sandbox
 from tests import sandbox_idioms, test_sandbox_like_python
 from tests.test_coding_v0 import a_row, checks, code
 
@@ -27,7 +27,7 @@ STDINS = ("3 1 2\n", "", "7", "a b\r\nc", "é 🎈\n", "1\n2\n3\n")
 
 
 @pytest.fixture(scope="module")
-def sandbox() -> Iterator[OpenSandbox]:
+def sandbox() -> Iterator[Sandbox]:
     with open_sandbox("embedded", workers=1) as opened:
         yield opened
 

@@ -414,7 +414,7 @@ def test_every_base_model_has_a_critic_of_its_own(models: dict[str, Path]) -> No
     trainer, twin = (ATGRPO(config, make_env(config, "train"), policies) for _ in range(2))
     trainer.take_step()
     learned = trainer.method.state_dict()
-    widths = [base.sampling_model(role).config.hidden_size for role, base in bases_of(policies)]
+    widths = [policies.sampling_model(role).config.hidden_size for role, _ in bases_of(policies)]
     assert {name: critic["size"] for name, critic in learned.items()} == {
         str(place): width for place, width in enumerate(widths)
     }

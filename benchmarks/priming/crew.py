@@ -21,7 +21,7 @@ from benchmarks.priming.prime import (
     save,
     small_command,
 )
-from pettingllms.envs.base import SPLITS
+from pettingllms.data.splits import SPLITS
 from pettingllms.envs.crew_v0 import CONDUCTOR, JOBS, CrewState, raw_env
 
 OUT = Path(__file__).parents[1] / "out" / "crew" / "base"

@@ -59,14 +59,14 @@ _SHOWN = 10
 def _parser() -> CommandParser:
     parser = CommandParser(prog="pettingllms-data", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    listing = commands.add_parser("list", help="list all named data sets")
+    listing = commands.add_parser("list", action=_list, help="list all named data sets")
     listing.add_argument("--kind", choices=get_args(KindName), help="list only this kind")
-    listing.set_defaults(action=_list)
-    show = commands.add_parser("show", help="show splits, size, license, and address of a data set")
+    show = commands.add_parser(
+        "show", action=_show, help="show splits, size, license, and address of a data set"
+    )
     show.add_argument("name")
-    show.set_defaults(action=_show)
     _add_check(commands)
-    fetch = commands.add_parser("fetch", help="download a named data set")
+    fetch = commands.add_parser("fetch", action=_fetch, help="download a named data set")
     fetch.add_argument("name")
     fetch.add_argument(
         "--out",
@@ -74,9 +74,9 @@ def _parser() -> CommandParser:
         help="folder for OUT/SPLIT/SPLIT-FILE, for use in place of the name. Default: the cache of the "
         "Hugging Face hub, where the name also works offline",
     )
-    fetch.set_defaults(action=_fetch)
     pairs = commands.add_parser(
         "pairs",
+        action=_pairs,
         help="write better and worse replies from a run's full trees, for TRL's DPOTrainer and SFTTrainer",
         description="Rates the replies of full trees (--method malt) by success at the leaves below them, as "
         "in MALT, and writes DIR/POLICY/pairs.jsonl (prompt, chosen, rejected: DPOTrainer) and sft.jsonl "
@@ -87,10 +87,10 @@ def _parser() -> CommandParser:
     pairs.add_argument(
         "--most", type=int, default=8, help="most pairs per task and policy; default: %(default)s"
     )
-    pairs.set_defaults(action=_pairs)
     _add_step(commands)
     peers = commands.add_parser(
         "peers",
+        action=_peers,
         help="write the replies of an evaluated team, to train a leader on them",
         description="Writes the first replies of all members except the leader, for --env-args.peers (method "
         "mlpo). Record several independent replies: pettingllms-eval --samples 4 --env-args.topology star.",
@@ -98,9 +98,9 @@ def _parser() -> CommandParser:
     peers.add_argument("evaluation", help="folder of an evaluation, or FOLDER:TEAM")
     peers.add_argument("--out", type=Path, required=True, metavar="FILE", help="a new file")
     peers.add_argument("--leader", default="judge", help="role of the leader; default: %(default)s")
-    peers.set_defaults(action=_peers)
     warm = commands.add_parser(
         "warm-start",
+        action=_warm_start,
         help="train adapters on examples of the right form, if it is never sampled",
         description="Fine-tunes an adapter for each role with TRL's SFTTrainer on lines of role, prompt, and "
         "completion. Then start training with pettingllms-train --adapters OUT. Lines that occur in the "
@@ -111,13 +111,13 @@ def _parser() -> CommandParser:
     warm.add_argument("--model", required=True, help="as for pettingllms-train")
     warm.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new folder")
     warm.add_argument("--steps", type=int, default=30, help="training steps; default: %(default)s")
-    warm.set_defaults(action=_warm_start)
     return parser
 
 
 def _add_step(commands: Any) -> None:
     step = commands.add_parser(
         "step",
+        action=_step,
         help="write the right replies of successful episodes, for TRL's SFTTrainer",
         description="Writes DIR/ROLE.jsonl (prompt, completion), one line for each reply to imitate, as in "
         "STeP: all replies of successful episodes, except unparsable ones and those that lowered a score. "
@@ -135,12 +135,12 @@ def _add_step(commands: Any) -> None:
         action="store_true",
         help="include right replies from failed episodes",
     )
-    step.set_defaults(action=_step)
 
 
 def _add_check(commands: Any) -> None:
     check = commands.add_parser(
         "check",
+        action=_check,
         help="count usable rows, and explain the others",
         description="Reads all rows of a data set, counts usable and repeated ones, and explains what is "
         "wrong with the rest. The exit code is 1 if a row does not fit its schema, or if --against finds a "
@@ -175,7 +175,6 @@ def _add_check(commands: Any) -> None:
     )
     check.add_argument("--all", action="store_true", help="list every unusable or repeated row")
     check.add_argument("--sandbox", metavar="...", help=f"--run: {HELP[0].lower()}{HELP[1:]}")
-    check.set_defaults(action=_check)
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -187,10 +186,7 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    name = options.name
-    if name not in CATALOG:
-        raise UnknownNameError(f"no data set is called {name!r}; {did_you_mean(name, CATALOG)}")
-    entry = CATALOG[name]
+    entry = hub.entry_of(options.name)
     lines = {
         "what": entry.about,
         "for": entry.kind,
@@ -203,7 +199,7 @@ def _show(options: argparse.Namespace) -> int:
         "fields": KINDS[entry.kind].schemas[entry.schema].fields,
         "limits": ", ".join(f"{name} {value:g}" for name, value in entry.limits),
     }
-    print(name)
+    print(options.name)
     for what, text in lines.items():
         if text:
             print(f"  {what:<9} {text}")

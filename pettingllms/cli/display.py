@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import sys
 from collections.abc import Mapping
 from typing import Any, Self
@@ -10,19 +12,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from pettingllms.trainers.callbacks import Lines, TimeLeft, step_text
-
-
-class PlainDisplay(Lines):
-    """One line a step, for log files and pipes."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda text: print(text, flush=True))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
 
 
 class TerminalDisplay:
@@ -72,9 +61,11 @@ class TerminalDisplay:
         self._progress.update(self._run, completed=step, total=total, note=note)
 
 
-def best_display() -> PlainDisplay | TerminalDisplay:
-    """Returns bars for a terminal, plain lines for anything else."""
-    return TerminalDisplay() if sys.stdout.isatty() else PlainDisplay()
+def best_display() -> contextlib.AbstractContextManager[Lines | TerminalDisplay]:
+    """Returns bars for a terminal, plain lines for anything else, such as log files and pipes."""
+    if sys.stdout.isatty():
+        return TerminalDisplay()
+    return contextlib.nullcontext(Lines(functools.partial(print, flush=True)))
 
 
 def without_bars() -> None:

@@ -60,12 +60,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> CommandParser:
     parser = CommandParser(prog="pettingllms-envs", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    listing = commands.add_parser("list", help="list the environments that have a name")
-    listing.set_defaults(action=_list)
-    show = commands.add_parser("show", help="show the arguments of an environment")
-    show.set_defaults(action=_show)
+    commands.add_parser("list", action=_list, help="list the environments that have a name")
+    show = commands.add_parser("show", action=_show, help="show the arguments of an environment")
     check = commands.add_parser(
         "check",
+        action=_check,
         help="test an environment with check_env",
         description="Tests everything that training relies on. The exit code is 1 if a test fails.",
     )
@@ -77,14 +76,13 @@ def _parser() -> CommandParser:
         help="replies that the environment can parse, each followed by an empty line. Default: random "
         "text, most of it unparsable",
     )
-    check.set_defaults(action=_check)
     play = commands.add_parser(
         "play",
+        action=_play,
         help="play an episode by hand, for all agents",
         description="Shows each prompt, reads a reply from standard input, and shows its reward. A reply "
         "ends with an empty line outside of a ``` block, or with Ctrl-D.",
     )
-    play.set_defaults(action=_play)
     for command in (show, check, play):
         command.add_argument(
             "name", metavar="NAME", help="name, module:attribute, or file.py:attribute"

@@ -19,7 +19,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from pettingllms.assembly import build_policies, make_env
@@ -35,6 +34,7 @@ from pettingllms.policies.packing import LOGITS_PER_CHUNK
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import own_names, trained_policies
 from pettingllms.policies.sources import check_model
+from pettingllms.policies.weights import linear_layers
 from pettingllms.rollout.shapes import RolloutShape
 from pettingllms.rollout.trajectory import Trajectory, in_order, with_advantages
 from pettingllms.runs import config_text
@@ -247,7 +247,7 @@ def shape_of(config: ATGRPOConfig, *others: ATGRPOConfig) -> ModelShape:
         queries=text.num_attention_heads * width,
         cache_per_token=2 * heads * width * text.num_hidden_layers,
         vocabulary=text.vocab_size,
-        linear=sum(layer.weight.numel() for _, layer in _linear(model)),
+        linear=sum(layer.weight.numel() for _, layer in linear_layers(model)),
     )
 
 
@@ -255,21 +255,10 @@ def _adapter_size(model: PreTrainedModel, config: ATGRPOConfig) -> int:
     names = config.lora_target_modules.split(",")
     layers = [
         layer
-        for name, layer in _linear(model)
+        for name, layer in linear_layers(model)
         if names == ["all-linear"] or name.rpartition(".")[2] in names
     ]
     return sum(config.lora_r * (layer.in_features + layer.out_features) for layer in layers)
-
-
-def _linear(model: PreTrainedModel) -> list[tuple[str, nn.Linear]]:
-    """The linear layers but the output layer, by name."""
-    # PEFT's `all-linear` and bitsandbytes leave the output layer as it is.
-    head = model.get_output_embeddings()
-    return [
-        (name, module)
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and module is not head
-    ]
 
 
 def gpu_of(config: ATGRPOConfig, wanted: str = HERE) -> Gpu | None:

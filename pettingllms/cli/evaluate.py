@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pettingllms.cli.guard import guarded, terminable, viewing
+from pettingllms.cli.guard import parsed_and_run, terminable, viewing
 from pettingllms.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -53,8 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     0: done. 1: done, and the success is below `--fail-under`. 2: an error. 130: interrupted.
     143: terminated.
     """
-    words = sys.argv[1:] if argv is None else list(argv)
-    return guarded(lambda: _act(parse(words)))
+    return parsed_and_run(parse, _act, argv)
 
 
 def parse(argv: Sequence[str]) -> EvalCommand:

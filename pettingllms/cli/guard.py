@@ -16,13 +16,14 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import IO, TYPE_CHECKING, NoReturn
+from typing import IO, TYPE_CHECKING, NoReturn, TypeVar
 
 from pettingllms.errors import ConfigError, PettingLLMsError, naming_extras
 
 if TYPE_CHECKING:
     from pettingllms.cli.options import CommandParser
 
+_Command = TypeVar("_Command")
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """Where a file system has no space left; `> file` makes standard output such a file."""
 FAILED = 2
@@ -43,13 +44,16 @@ def dispatched(parser: Callable[[], CommandParser], argv: Sequence[str] | None) 
         parser: makes the parser, whose subcommands have a default `action`: options -> exit code.
         argv: the command line; None for that of this process.
     """
+    return parsed_and_run(parser().read, lambda options: options.action(options), argv)
 
-    def act() -> int:
-        options = parser().read(sys.argv[1:] if argv is None else argv)
-        code: int = options.action(options)
-        return code
 
-    return guarded(act)
+def parsed_and_run(
+    parse: Callable[[Sequence[str]], _Command],
+    run: Callable[[_Command], int],
+    argv: Sequence[str] | None,
+) -> int:
+    """Parses a command line, by default this process's, and runs the command; returns its exit code."""
+    return guarded(lambda: run(parse(sys.argv[1:] if argv is None else list(argv))))
 
 
 def guarded(command: Callable[[], int]) -> int:

@@ -73,15 +73,23 @@ class _Formatter(argparse.HelpFormatter):
 class CommandParser(argparse.ArgumentParser):
     """Raises `ConfigError` where argparse prints its usage and exits; shows examples in the help.
 
-    Options are not abbreviated, and those that take an object may be given key by key.
+    Options are not abbreviated, and those that take an object may be given key by key. `action` is
+    what a subcommand does: options -> exit code.
     """
 
-    def __init__(self, *, examples: Sequence[str] = (), **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        examples: Sequence[str] = (),
+        action: Callable[[argparse.Namespace], int] | None = None,
+        **kwargs: Any,
+    ) -> None:
         if examples:
             kwargs["epilog"] = "\n".join(["Examples:", *(f"  {example}" for example in examples)])
         kwargs.setdefault("formatter_class", _Formatter)
         own_help = kwargs.pop("add_help", True)
         super().__init__(allow_abbrev=False, add_help=False, **kwargs)
+        self.set_defaults(action=action)
         if own_help:
             self.add_argument("-h", "--help", action="help", help="Print this help and exit")
         version = f"pettingllms {__version__}"

@@ -43,15 +43,16 @@ def _parser() -> CommandParser:
         ),
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    doctor = commands.add_parser(
+    commands.add_parser(
         "doctor",
+        action=_doctor,
         help="show what this machine supports, and what is missing",
         description="Shows what each back end needs, what is missing on this machine, and how to get "
         "it.\nThe exit code is 1 if no back end can be used.",
     )
-    doctor.set_defaults(action=_doctor)
     build = commands.add_parser(
         "build",
+        action=_build,
         help="build the image for --sandbox docker",
         description="Builds the image of the docker back end with the engine at DOCKER_HOST, and prints "
         "its name.",
@@ -66,9 +67,9 @@ def _parser() -> CommandParser:
         help="base image with Python 3.11 or later. Default: the official slim image, by digest",
     )
     _add_packages(build)
-    build.set_defaults(action=_build)
     check = commands.add_parser(
         "check",
+        action=_check,
         help="attack a back end and print what got through",
         description="Runs every attack of the self-check on a back end and prints what got through.\nThe "
         "exit code is 1 if anything did.",
@@ -79,7 +80,6 @@ def _parser() -> CommandParser:
     )
     check.add_argument("--all", action="store_true", help="also list attacks that were stopped")
     _add_backend(check)
-    check.set_defaults(action=_check)
     _add_run(commands)
     return parser
 
@@ -87,6 +87,7 @@ def _parser() -> CommandParser:
 def _add_run(commands: argparse._SubParsersAction[CommandParser]) -> None:
     run = commands.add_parser(
         "run",
+        action=_run,
         help="run one program",
         description="Runs one program and prints its output; status and cost go to standard error.\nThe "
         "exit code is 0 if the status is ok, else 1.",
@@ -114,7 +115,6 @@ def _add_run(commands: argparse._SubParsersAction[CommandParser]) -> None:
             help=f"limit: {_LIMITS[field.name]}. Default: {field.default}",
         )
     _add_backend(run)
-    run.set_defaults(action=_run)
 
 
 def _add_backend(parser: argparse.ArgumentParser) -> None:

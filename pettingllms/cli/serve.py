@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pettingllms.cli.guard import guarded, listening_on
+from pettingllms.cli.guard import listening_on, parsed_and_run
 from pettingllms.errors import ConfigError, RunFolderError
 from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.trainers.settings import as_object, check_values, setting
@@ -74,8 +74,7 @@ EXAMPLES = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serves until it is stopped; returns its exit code: 0 when stopped, 2 on an error."""
-    words = sys.argv[1:] if argv is None else list(argv)
-    return guarded(lambda: _run(*parse(words)))
+    return parsed_and_run(parse, lambda command: _run(*command), argv)
 
 
 def parse(argv: Sequence[str]) -> tuple[str, ServeOptions]:

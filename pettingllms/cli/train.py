@@ -14,8 +14,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
-from pettingllms.cli.guard import INTERRUPTED, TERMINATED, guarded, typed, viewing
+from pettingllms.cli.guard import INTERRUPTED, TERMINATED, parsed_and_run, typed, viewing
 from pettingllms.errors import ConfigError
+from pettingllms.registry import names_in
 
 if TYPE_CHECKING:
     from pettingllms.cli.options import OptionParser
@@ -28,20 +29,15 @@ EXAMPLES = (
     "pettingllms-train --resume runs/latest",
 )
 
-RARE = (
-    *("revision", "attn_implementation", "long_context", "adapter_dtype", "dtype"),
-    "lora_target_modules",
-    *("api_key_file", "api_max_tokens", "api_concurrency", "api_timeout", "api_args"),
-    *("mask_truncated_completions", "silent_groups", "loss_norm", "importance_sampling_level"),
-    *("epsilon_high", "delta", "entropy_coef", "train_turns"),
-    *("policy_settings", "lr_scheduler_type", "warmup_steps", "weight_decay", "adam_beta1"),
-    *("adam_beta2", "max_grad_norm", "gradient_checkpointing"),
-    *("compare_roles", "verify", "require_isolation", "scoring_threads"),
-    *("tasks_per_shard", "max_staleness", "worker_timeout", "ray_address"),
-    *(
-        f"vllm_importance_sampling_{what}"
-        for what in ("correction", "mode", "clip_max", "clip_min")
-    ),
+RARE = names_in(
+    "revision attn_implementation long_context adapter_dtype dtype lora_target_modules api_key_file "
+    "api_max_tokens api_concurrency api_timeout api_args mask_truncated_completions silent_groups "
+    "loss_norm importance_sampling_level epsilon_high delta entropy_coef train_turns policy_settings "
+    "lr_scheduler_type warmup_steps weight_decay adam_beta1 adam_beta2 max_grad_norm "
+    "gradient_checkpointing compare_roles verify require_isolation scoring_threads tasks_per_shard "
+    "max_staleness worker_timeout ray_address vllm_importance_sampling_correction "
+    "vllm_importance_sampling_mode vllm_importance_sampling_clip_max "
+    "vllm_importance_sampling_clip_min"
 )
 """Settings that `--help` leaves to `--help-all`."""
 
@@ -62,8 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     0: done. 2: an error. 130 or 143: stopped by Ctrl-C or SIGTERM, and saved.
     """
-    words = sys.argv[1:] if argv is None else list(argv)
-    return guarded(lambda: _run(parse(words)))
+    return parsed_and_run(parse, _run, argv)
 
 
 def parser() -> OptionParser:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pettingllms.cli.guard import guarded, listening_on, terminable
+from pettingllms.cli.guard import listening_on, parsed_and_run, terminable
 from pettingllms.cli.options import CommandParser
 from pettingllms.errors import ConfigError
 
@@ -27,8 +27,7 @@ EXAMPLES = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code: 0 when done or stopped, 2 on an error."""
-    words = sys.argv[1:] if argv is None else list(argv)
-    return guarded(lambda: _run(parse(words)))
+    return parsed_and_run(parse, _run, argv)
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:

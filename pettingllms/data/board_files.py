@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 from pettingllms.data import plan_path, rows, sokoban
 from pettingllms.data.dataset import Kind, Schema, load_source
@@ -120,14 +122,17 @@ def _grid_split(board: TextBoard) -> Split:
     return plan_path.split_of(level.height, level.width, level.walls, level.goal)
 
 
+_OF_BOARDS: dict[str, Any] = {
+    "endings": LEVELS,
+    "text": attrgetter("board"),
+    "key": attrgetter("board"),
+    "prose": False,
+}
 LEVEL_FILES: Kind[TextBoard] = Kind(
     name="sokoban",
     schemas={"boxoban": Schema("board", _sokoban)},
-    endings=LEVELS,
-    text=lambda level: level.board,
-    key=lambda level: level.board,
-    prose=False,
     split_of=_level_split,
+    **_OF_BOARDS,
 )
 GRID_FILES: Kind[TextBoard] = Kind(
     name="plan_path",
@@ -139,9 +144,6 @@ GRID_FILES: Kind[TextBoard] = Kind(
             lambda row: any("G" in line for line in row.get("board", ())),
         )
     },
-    endings=LEVELS,
-    text=lambda grid: grid.board,
-    key=lambda grid: grid.board,
-    prose=False,
     split_of=_grid_split,
+    **_OF_BOARDS,
 )

@@ -301,10 +301,6 @@ def benchmark_of(located: Located, schemas: Collection[str]) -> str | None:
     """Returns the name of the benchmark that files are named as, or whose schema they are in.
 
     A benchmark is a data set of the catalog without training rows.
-
-    Args:
-        located: the files.
-        schemas: in which their rows were read.
     """
     benchmarks = {name: entry for name, entry in CATALOG.items() if "train" not in entry.files}
     names = [_plain(located.name.rpartition("/")[2])]

@@ -22,6 +22,7 @@ from pettingllms.data.catalog import CATALOG, DataSet
 from pettingllms.data.rows import TABLES, DataFile, Located, Source, as_path, ending_of
 from pettingllms.data.splits import Split
 from pettingllms.errors import DatasetError, UnknownNameError, did_you_mean
+from pettingllms.registry import names_in
 
 _HUB_ID = re.compile(
     r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?(:(?P<part>[\w./-]+))?"
@@ -43,9 +44,8 @@ _WORDS: dict[str, Split] = {
 }
 # Whole words: `contest.jsonl` and `latest.jsonl` state no split.
 _WORD = re.compile(rf"(?<![a-z])({'|'.join(_WORDS)})(?![a-z])")
-_NOT_ROWS = (
-    *("dataset_info.json", "dataset_infos.json", "dataset_dict.json"),
-    *("state.json", "LICENSE.txt"),
+_NOT_ROWS = names_in(
+    "dataset_info.json dataset_infos.json dataset_dict.json state.json LICENSE.txt"
 )
 _OPTIONS = ("from", "to", "divide")
 
@@ -199,6 +199,17 @@ def splits_of(entry: DataSet) -> tuple[Split, ...]:
     return tuple(entry.files)
 
 
+def entry_of(name: str) -> DataSet:
+    """The entry of a name of the catalog.
+
+    Raises:
+        UnknownNameError: no such name.
+    """
+    if name not in CATALOG:
+        raise UnknownNameError(f"no data set is called {name!r}; {did_you_mean(name, CATALOG)}")
+    return CATALOG[name]
+
+
 def fetch(name: str, out: Path | None) -> list[Path]:
     """Downloads a data set of the catalog; with `out`, as `out/SPLIT/SPLIT-FILE`, else into the cache.
 
@@ -209,8 +220,7 @@ def fetch(name: str, out: Path | None) -> list[Path]:
         DatasetError: it cannot be downloaded.
         UnknownNameError: no such name.
     """
-    if name not in CATALOG:
-        raise UnknownNameError(f"no data set is called {name!r}; {did_you_mean(name, CATALOG)}")
+    entry_of(name)
     files = _named(name, None).files
     if out is None:
         return [file.path for file in files]

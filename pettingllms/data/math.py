@@ -24,7 +24,6 @@ numbers: `3 + 4` and `4 + 3` are in one.
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,6 +38,7 @@ from pettingllms.data.rows import (
     checked_text,
     is_blank,
     label,
+    number_text,
     parsed,
     question,
     shown,
@@ -95,12 +95,9 @@ def normal_answer(answer: str) -> str:
 
 
 def _answer(value: object, field: str) -> str:
-    """Returns an answer as text; JSON files and parquet columns may hold numbers."""
-    # `True` is an int in Python, and no answer.
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        if isinstance(value, float) and not math.isfinite(value):
-            raise UnsupportedRow(field, f"is {value}, which is no answer")
-        return str(value)
+    """Returns an answer as text."""
+    if number := number_text(value, field):
+        return number
     if value is None:
         raise RowError(field, "is absent")
     answer = checked_text(value, field).strip()

@@ -41,6 +41,11 @@ class Grid(NamedTuple):
         """Moves of a shortest path."""
         return self.distances[self.start]
 
+    @property
+    def neighbours(self) -> tuple[dict[str, int], ...]:
+        """For each cell where moves lead: direction -> cell."""
+        return neighbours(self.height, self.width)
+
 
 @lru_cache(maxsize=64)
 def neighbours(height: int, width: int) -> tuple[dict[str, int], ...]:

@@ -18,7 +18,6 @@ exact match over the list then overstates.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, TypeGuard
@@ -33,6 +32,7 @@ from pettingllms.data.rows import (
     is_blank,
     json_object,
     label,
+    number_text,
     parsed,
     question,
     shown,
@@ -67,11 +67,9 @@ def _accepted(values: object, field: str) -> tuple[str, ...]:
 
 
 def _number(value: object, field: str) -> str:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if (text := number_text(value, field)) is None:
         raise RowError(field, f"must hold text, got {shown(value)}")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise UnsupportedRow(field, f"is {value}, which is no answer")
-    return str(value)
+    return text
 
 
 def _is_list(value: object) -> TypeGuard[Sequence[Any]]:

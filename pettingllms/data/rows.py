@@ -20,6 +20,7 @@ import gzip
 import hashlib
 import io
 import json
+import math
 import os
 import re
 import tempfile
@@ -85,6 +86,8 @@ class RejectedRow:
         return f"{self.file}:{self.row}: {self.reason}"
 
 
+NumberedRows = Iterator[tuple[int, dict[str, Any] | RowError]]
+"""The number of each row, and its fields or why it cannot be read."""
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _SHOWN = 80
 
@@ -154,6 +157,20 @@ def label(row: Row, *fields: str) -> str | None:
         if isinstance(value, str | int) and not isinstance(value, bool) and str(value).strip():
             return checked_text(str(value), field)
     return None
+
+
+def number_text(value: object, field: str) -> str | None:
+    """Returns an answer that is a number as text, as JSON files and tables hold it; None for any other.
+
+    Raises:
+        UnsupportedRow: it is infinite, or NaN.
+    """
+    # `True` is an int in Python, and no answer.
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UnsupportedRow(field, f"is {value}, which is no answer")
+    return str(value)
 
 
 def parsed(row: Row, field: str) -> Any:
@@ -232,9 +249,7 @@ def ending_of(path: Path) -> str:
     return (path.with_suffix("") if path.suffix == ".gz" else path).suffix.lower()
 
 
-def rows(
-    file: DataFile, header: Header | None = None
-) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
+def rows(file: DataFile, header: Header | None = None) -> NumberedRows:
     """Yields the number and fields of every row, or why it cannot be read.
 
     Args:
@@ -327,7 +342,7 @@ def _text(line: bytes, start: int = 0) -> str:
         ) from None
 
 
-def _json(stream: IO[bytes]) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
+def _json(stream: IO[bytes]) -> NumberedRows:
     """Yields the objects of a JSON list, or of lines."""
     start = stream.read(1024).removeprefix(b"\xef\xbb\xbf").lstrip()
     stream.seek(0)
@@ -430,9 +445,7 @@ def _columns(path: Path, ending: str) -> Iterator[tuple[int, dict[str, Any]]]:
         yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
 
 
-def _csv(
-    stream: IO[bytes], delimiter: str, header: Header | None
-) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
+def _csv(stream: IO[bytes], delimiter: str, header: Header | None) -> NumberedRows:
     # A byte that is not UTF-8 becomes a lone surrogate, which spoils its row alone.
     # With newline="", line breaks inside of quoted fields stay as they are.
     lines = io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape", newline="")

@@ -116,12 +116,7 @@ class RolloutWorker:
 
 
 class _Settled(Method):
-    """Stands for the run's method, of which a learner needs the number of its updates.
-
-    Args:
-        config: resolved settings.
-        updates: policy -> its updates, as the driver has counted them.
-    """
+    """Stands for the run's method, of which a learner needs the number of its updates."""
 
     least = 1
 
@@ -181,13 +176,7 @@ class Learner:
         return host, port
 
     def join(self, place: tuple[str, int], rank: int, ranks: int) -> None:
-        """Meets the other ranks.
-
-        Args:
-            place: `address` of the first one.
-            rank: this one's number.
-            ranks: how many there are.
-        """
+        """Meets the other ranks."""
         if place[0].startswith("127."):
             # gloo looks up the address of the host's name, which need not be one where the others
             # are met.
@@ -219,10 +208,6 @@ class Learner:
 
     def update(self, tokens: int, batch: PolicyBatch) -> tuple[dict[str, float], Arrays, float]:
         """Updates the policy; what to log, in the first rank the new weights, and the seconds that it computed.
-
-        Args:
-            tokens: generated so far in the run, which schedules may follow.
-            batch: what to train on.
 
         Raises:
             NonFiniteError: a loss or gradient is not finite.

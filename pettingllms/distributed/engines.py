@@ -99,13 +99,7 @@ class _Place:
 
 
 class Engines:
-    """The engines of a run: started here, looked after, and ended.
-
-    Args:
-        policies: of the driver; from now on it asks these engines.
-        config: resolved settings.
-        pools: what each engine is given.
-    """
+    """The engines of a run: started here, looked after, and ended."""
 
     def __init__(
         self, policies: PolicySet, config: ResolvedConfig, pools: Mapping[str, Share]

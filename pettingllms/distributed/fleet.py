@@ -91,10 +91,6 @@ class Fleet:
         """Has a job done by whichever worker is free; jobs are begun in order.
 
         The future raises what the job raises; `WorkersLost` if too many workers were lost in it.
-
-        Args:
-            method: of a worker.
-            args: its arguments.
         """
         return self._specs.submit(self._do, method, args)
 
@@ -262,12 +258,7 @@ class JournaledActor:
         self._thread.submit(self._back, mark)
 
     def rebase(self, base: Any, *, same: bool) -> None:
-        """Continues from `base`, a reference to a state; what was done before is forgotten.
-
-        Args:
-            base: the state.
-            same: whether it is the learner's present state.
-        """
+        """Continues from `base`, a reference to a state; what was done before is forgotten."""
         self._thread.submit(self._rebase, base, same).result()
 
     def close(self) -> None:

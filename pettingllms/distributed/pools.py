@@ -52,11 +52,6 @@ def pools_of(
 ) -> dict[str, Share]:
     """`workers`, each policy that learns, each kind of engine -> the share of one process.
 
-    Args:
-        config: the settings.
-        learners: policies that learn.
-        policies: those that have weights here, and are sampled.
-
     Raises:
         ConfigError: a pool that does not exist, a value that is not a share, or ranks of an adapter.
     """

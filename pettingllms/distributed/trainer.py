@@ -29,7 +29,7 @@ from pettingllms.distributed.heart import blamed
 from pettingllms.distributed.pools import WORKERS, placed, pools_of
 from pettingllms.distributed.ranks import Ranks
 from pettingllms.rollout.trajectory import Trajectory
-from pettingllms.trainers.at_grpo import ATGRPO
+from pettingllms.trainers.at_grpo import ATGRPO, Step
 from pettingllms.trainers.losses import PolicyBatch
 from pettingllms.trainers.metrics import Clock
 from pettingllms.trainers.play import shards, tasks_of_batch
@@ -159,7 +159,7 @@ class RayATGRPO(ATGRPO):
 
     # ------------------------------------------------------------------------- 3. update
     @blamed()
-    def take_step(self) -> tuple[list[Trajectory], dict[str, float]]:
+    def take_step(self) -> Step:
         """Takes a step as in one process; if it raises, learners forget what they did in it."""
         marks = {name: learner.mark() for name, learner in self.learners.items()}
         try:

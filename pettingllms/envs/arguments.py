@@ -84,13 +84,7 @@ def signature(kind: type) -> Signature:
 
 
 def check_names(kind: Callable[..., Any], name: str, given: Iterable[str]) -> None:
-    """Raises ConfigError for the first argument in `given` that `kind` does not take.
-
-    Args:
-        kind: a class or function that names all its arguments.
-        name: its name in the message.
-        given: names of arguments.
-    """
+    """Raises ConfigError for the first argument in `given` that `kind` does not take."""
     accepted = inspect.signature(kind).parameters
     for argument in given:
         if argument not in accepted:

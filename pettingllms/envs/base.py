@@ -36,6 +36,7 @@ import gymnasium
 from gymnasium.spaces import Dict, Discrete, Space
 from pettingzoo import AECEnv
 
+from pettingllms.data.splits import SPLITS
 from pettingllms.envs import arguments
 from pettingllms.envs.records import SNAPSHOT_VERSION, Record, Snapshot
 from pettingllms.envs.records import Outcome as Outcome
@@ -43,17 +44,16 @@ from pettingllms.envs.reward_funcs import RewardFunction, columns_of, paid
 from pettingllms.envs.spaces import FreeText
 from pettingllms.envs.thinking import UNCLOSED, shown_thoughts, without_thought
 from pettingllms.errors import CloneError, ConfigError, UnknownNameError, did_you_mean
+from pettingllms.registry import names_in
 
-SPLITS = ("train", "val", "test")
 RESERVED_KEYS = frozenset({"text", "turn", "observation", "action_mask"})
 """Keys of an observation that `extra_spaces` must not use: the first two are there already, and
 PettingZoo's tests cannot handle the last two with text."""
 
 # The attributes that change during an episode: values that may be shared by copies, because they
 # are replaced and never changed in place, and containers that PettingZoo changes in place.
-_VALUES = (
-    *("agent_selection", "task_seed", "transcript", "turn"),
-    *("_acts", "_skip_agent_selection", "_state", "_stream"),
+_VALUES = names_in(
+    "agent_selection task_seed transcript turn _acts _skip_agent_selection _state _stream"
 )
 _CONTAINERS = ("agents", "rewards", "terminations", "truncations", "_cumulative_rewards")
 _SET_BY_RESET = frozenset(
@@ -63,10 +63,10 @@ _SET_BY_INIT = frozenset(
     {"render_mode", "split", "alpha", "show_thinking", "max_turns", "possible_agents", "_identity"}
     | {"_has_extras", "_observation_spaces", "_action_spaces", "_stream"}
 )
-RESERVED = (_SET_BY_RESET | _SET_BY_INIT | {"_given", "_outcomes", "_record"}) | {
-    *("_known", "_shown_to", "_not_read", "reward_funcs", "trainer_state"),
-    *("_checked_options", "_drawn", "_next_stream", "_reply_of"),
-}
+RESERVED = (_SET_BY_RESET | _SET_BY_INIT | {"_given", "_outcomes", "_record"}).union(
+    names_in("_known _shown_to _not_read reward_funcs trainer_state _checked_options _drawn"),
+    names_in("_next_stream _reply_of"),
+)
 """Names that a subclass must not give to attributes and methods of its own: `TextEnv` sets them."""
 
 

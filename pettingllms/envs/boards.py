@@ -181,9 +181,9 @@ class BoardEnv(TeamEnv):
     """
 
     default_limits = Limits(cpu_s=2.0, wall_s=10.0, memory_mib=256)
-    divides_datasets: ClassVar[bool] = True
-    embedded: ClassVar[Mapping[str, Any]] = {"prompt": "compact"}
-    embedded_training: ClassVar[Mapping[str, Any]] = SMALL_STEPS
+    divides_datasets = True
+    embedded = {"prompt": "compact"}
+    embedded_training = SMALL_STEPS
     word: ClassVar[str]
     """The first word of a compact prompt."""
     rules: str

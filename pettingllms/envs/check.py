@@ -29,8 +29,9 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Dict
 
+from pettingllms.data.splits import SPLITS
 from pettingllms.envs.aec import AnyEnv, clone_env, load_env, observe_text, takes_anything
-from pettingllms.envs.base import RESERVED_KEYS, SPLITS, TextEnv, next_agent
+from pettingllms.envs.base import RESERVED_KEYS, TextEnv, next_agent
 from pettingllms.errors import ConformanceError, SandboxUnavailable
 
 logger = logging.getLogger(__name__)

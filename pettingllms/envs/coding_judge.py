@@ -53,6 +53,7 @@ from pettingllms.data.coding import CodingTask
 from pettingllms.envs import assertions, contest
 from pettingllms.envs.assertions import Run
 from pettingllms.errors import DatasetError
+from pettingllms.registry import names_in
 from pettingllms.sandbox import Case, Limits, RunResult, Sandbox
 from pettingllms.sandbox.together import SharedRuns
 from pettingllms.sandbox.types import RUNAWAY
@@ -334,24 +335,14 @@ def verified(task: CodingTask, sandbox: Sandbox, limits: Limits) -> CodingTask |
 # Known-wrong programs, made from a reference: a tester is worth what its tests catch. One place is changed with
 # classic mutation operators (DeMillo, Lipton, Sayward 1978, https://doi.org/10.1109/C-M.1978.218136).
 
-_OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
-    ast.Add: ast.Sub,
-    ast.Sub: ast.Add,
-    ast.Mult: ast.Add,
-    ast.FloorDiv: ast.Mult,
-    ast.Div: ast.Mult,
-    ast.Mod: ast.FloorDiv,
-    ast.Lt: ast.LtE,
-    ast.LtE: ast.Lt,
-    ast.Gt: ast.GtE,
-    ast.GtE: ast.Gt,
-    ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq,
-    ast.In: ast.NotIn,
-    ast.NotIn: ast.In,
-    ast.And: ast.Or,
-    ast.Or: ast.And,
-}
+_OPERATORS = dict(
+    pair.split(":")
+    for pair in names_in(
+        "Add:Sub Sub:Add Mult:Add FloorDiv:Mult Div:Mult Mod:FloorDiv Lt:LtE LtE:Lt Gt:GtE GtE:Gt "
+        "Eq:NotEq NotEq:Eq In:NotIn NotIn:In And:Or Or:And"
+    )
+)
+"""Operator -> the one in its place, by their names in `ast`."""
 _NAMES = {"max": "min", "min": "max", "sum": "len", "sorted": "list", "any": "all", "all": "any"}
 
 
@@ -375,13 +366,18 @@ def mutants(program: str) -> Iterator[str]:
                 yield text
 
 
+def _other(operator: ast.AST) -> ast.AST | None:
+    name = _OPERATORS.get(type(operator).__name__)
+    return None if name is None else getattr(ast, name)()
+
+
 def _changes(node: ast.AST) -> list[tuple[str, object]]:
     """Returns the fields of a node that can change, each with its new value."""
     match node:
-        case ast.BinOp(op=operator) | ast.BoolOp(op=operator) if type(operator) in _OPERATORS:
-            return [("op", _OPERATORS[type(operator)]())]
-        case ast.Compare(ops=[first, *others]) if type(first) in _OPERATORS:
-            return [("ops", [_OPERATORS[type(first)](), *others])]
+        case ast.BinOp(op=operator) | ast.BoolOp(op=operator) if other := _other(operator):
+            return [("op", other)]
+        case ast.Compare(ops=[first, *others]) if other := _other(first):
+            return [("ops", [other, *others])]
         # `True` is an `int`, too, and has no neighbors.
         case ast.Constant(value=number) if type(number) is int:
             return [("value", number + 1), ("value", number - 1)]

@@ -158,18 +158,18 @@ class raw_env(TeamEnv):
 
     # Hardly two prompts of a task are equal after the first turn.
     metadata = metadata_of("coding_v0", states_recur=False)
-    divides_datasets: ClassVar[bool] = True
-    embedded: ClassVar[Mapping[str, Any]] = {"prompt": "compact"}
-    smollm2: ClassVar[Mapping[str, Any]] = {
+    divides_datasets = True
+    embedded = {"prompt": "compact"}
+    smollm2 = {
         "prompt": "small",
         "steps": (2, 2),
         "families": ("arithmetic",),
         "max_turns": 1,
     }
-    smollm2_training: ClassVar[Mapping[str, Any]] = {"max_completion_length": 96}
+    smollm2_training = {"max_completion_length": 96}
     # The base of parts was shown programs of one and two steps. Of arithmetic it never writes three.
-    embedded_model: ClassVar[str] = "embedded:parts"
-    embedded_parts: ClassVar[Mapping[str, Any]] = {
+    embedded_model = "embedded:parts"
+    embedded_parts = {
         "prompt": "compact",
         "steps": (3, 3),
         "families": ("numbers",),
@@ -177,7 +177,7 @@ class raw_env(TeamEnv):
     }
     # A tester learns more slowly than a coder, and from the same completions more with three steps of the
     # optimizer than with one. The wider clip range keeps its rare tests that catch something likely enough.
-    embedded_parts_training: ClassVar[Mapping[str, Any]] = {
+    embedded_parts_training = {
         "learning_rate": 3e-3,
         "max_steps": 60,
         "eval_steps": 10,
@@ -265,7 +265,7 @@ class raw_env(TeamEnv):
         task = state.task
         replies = [self._tests_of(text, task.function) for text in texts]
         tests = [test for reply in replies if not isinstance(reply, ParseError) for test in reply]
-        inputs = list(dict.fromkeys(test.input for test in tests))
+        inputs = _inputs(tests)
         runs = self._runs_ahead(state, inputs)
         within = runs.within(self._limits_of(task, REFERENCE_SHARE))
         runs = runs.within(self._limits_of(task, PROGRAM_SHARE))
@@ -280,7 +280,7 @@ class raw_env(TeamEnv):
     def _reference_on(
         self, task: CodingTask, tests: Sequence[Test], known: dict[str, RunResult], run: Run
     ) -> dict[str, RunResult]:
-        inputs = list(dict.fromkeys(test.input for test in tests)) if task.reference else []
+        inputs = _inputs(tests) if task.reference else []
         return up_to_a_hang(
             inputs, known, lambda new: self._outputs(task, task.reference, new, run)
         )
@@ -386,7 +386,7 @@ class raw_env(TeamEnv):
         task = state.task
         if state.program is None:
             return ()
-        inputs = list(dict.fromkeys(test.input for test in tests))
+        inputs = _inputs(tests)
         if task.reference:
             inputs = [text for text in inputs if reference[text].status == "ok"]
         if task.reference and state.program.strip() == task.reference.strip():
@@ -418,10 +418,6 @@ class raw_env(TeamEnv):
         Different programs are run once, and so are different inputs; a program that does not end within
         `REFERENCE_SHARE` of its CPU limit fails. So a tester's reply costs at most one CPU limit for each
         program, as it has at most eight tests.
-
-        Args:
-            programs: replies of a coder.
-            tests: replies of a tester.
 
         Raises:
             SandboxUnavailable: the sandbox failed, which says nothing about a program.
@@ -490,6 +486,10 @@ class raw_env(TeamEnv):
 
 def _difficulty(task: CodingTask) -> dict[str, Any]:
     return {} if task.difficulty is None else {"difficulty": task.difficulty}
+
+
+def _inputs(tests: Sequence[Test]) -> list[str]:
+    return list(dict.fromkeys(test.input for test in tests))
 
 
 env = raw_env

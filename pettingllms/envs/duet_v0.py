@@ -46,21 +46,20 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Unpack
+from typing import Any, Unpack
 
 from pettingllms.envs import arguments
 from pettingllms.envs.base import Outcome, metadata_of
 from pettingllms.envs.team_env import FORMAT_PENALTY, PromptArguments, TeamEnv
 from pettingllms.errors import ConfigError
+from pettingllms.registry import names_in
 
-FIRST = ("dax", "wug", "blick", "zup", "toma", "kiv", "modi", "lorp")
-SECOND = ("gazzer", "pim", "tupa", "nork", "seb", "dofa", "rud", "yat")
+FIRST = names_in("dax wug blick zup toma kiv modi lorp")
+SECOND = names_in("gazzer pim tupa nork seb dofa rud yat")
 """A phrase is one of the first words and one of the second ones."""
-ANSWERS = (
-    *("red", "blue", "green", "yellow", "white", "black", "brown", "gray"),
-    *("pink", "orange", "purple", "gold", "silver", "cyan", "lime", "navy"),
+ANSWERS = names_in(
+    "red blue green yellow white black brown gray pink orange purple gold silver cyan lime navy"
 )
 """Words that count as a reply; an environment has the first of them."""
 MOST_TURNS = 8
@@ -155,8 +154,8 @@ class raw_env(TeamEnv):
     """
 
     metadata = metadata_of("duet_v0", judged_replies=True)
-    embedded: ClassVar[Mapping[str, Any]] = {"prompt": "compact"}
-    schemes: ClassVar[tuple[str, ...]] = ("dense", "sparse")
+    embedded = {"prompt": "compact"}
+    schemes = ("dense", "sparse")
 
     def __init__(
         self,

@@ -130,12 +130,6 @@ def compact_prompt(
 
     A reasoner sees programs, too. The embedded model has not been primed as a solver, which is
     therefore shown what a tool is shown.
-
-    Args:
-        role: of the reader.
-        question: the problem.
-        earlier: the messages of earlier turns that the reader sees.
-        now: those of this turn.
     """
     lines = ["tool" if role == SOLVER else role, question]
     if before := _answers(earlier):

@@ -57,7 +57,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Unpack, cast, get_args
+from typing import Any, Unpack, cast, get_args
 
 from pettingllms.data import arithmetic
 from pettingllms.data.math import PREFIX, MathProblem, ReasoningGym, load_problems
@@ -136,10 +136,10 @@ class raw_env(TeamEnv):
 
     # Hardly two prompts of a task are equal after the first turn.
     metadata = metadata_of("math_v0", states_recur=False, judged_replies=True)
-    divides_datasets: ClassVar[bool] = True
-    embedded: ClassVar[Mapping[str, Any]] = {"prompt": "compact"}
-    smollm2: ClassVar[Mapping[str, Any]] = {"prompt": "small", "depth": (2, 2), "largest": 10}
-    embedded_training: ClassVar[Mapping[str, Any]] = SMALL_STEPS
+    divides_datasets = True
+    embedded = {"prompt": "compact"}
+    smollm2 = {"prompt": "small", "depth": (2, 2), "largest": 10}
+    embedded_training = SMALL_STEPS
 
     reset_options = ("question",)
     default_limits = Limits(cpu_s=5.0, wall_s=20.0, memory_mib=512)
@@ -381,10 +381,6 @@ def roles_of_team(*, reasoners: int, tools: int, judge: bool) -> tuple[str, ...]
 
 def seen_by(topology: str, agents: Sequence[str]) -> Mapping[str, frozenset[str]]:
     """Agent -> the agents whose replies it sees beside its own: of this turn, where they came before it, and of all earlier ones.
-
-    Args:
-        topology: as in `raw_env`.
-        agents: all agents in turn order.
 
     Raises:
         ConfigError: an unknown name, or a star without a judge.

@@ -73,13 +73,13 @@ class raw_env(BoardEnv):
     """
 
     metadata = metadata_of("plan_path_v0", "rgb_array")
-    embedded: ClassVar[Mapping[str, Any]] = {
+    embedded = {
         "prompt": "compact",
         "height": 6,
         "width": 6,
         "moves": (6, 36),
     }
-    smollm2: ClassVar[Mapping[str, Any]] = {
+    smollm2 = {
         "prompt": "small",
         "height": 4,
         "width": 4,
@@ -87,7 +87,7 @@ class raw_env(BoardEnv):
         "moves": (2, 4),
     }
     # Open boards and one move at a time: the planner has to find out whom to listen to.
-    embedded_model: ClassVar[str] = "embedded:parts"
+    embedded_model = "embedded:parts"
     embedded_parts: ClassVar[Mapping[str, Any]] = {
         "prompt": "compact",
         "height": 6,
@@ -102,7 +102,7 @@ class raw_env(BoardEnv):
         "max_completion_length": 12,
         "eval_steps": 10,
     }
-    word: ClassVar[str] = "path"
+    word = "path"
     rules: str = (
         "Find a path from the agent (@) to the goal (G) on the grid. # is a wall, . is free. "
         "The moves are U (up), D (down), L (left) and R (right). A move off the grid or into a "
@@ -152,7 +152,7 @@ class raw_env(BoardEnv):
         )
 
     def _apply(self, level: Grid, position: int, answer: Moves) -> AnswerResult:
-        table = plan_path.neighbours(level.height, level.width)
+        table = level.neighbours
         cell, walked, refused = position, 0, 0
         for move in answer:
             if cell == level.goal:
@@ -177,7 +177,7 @@ class raw_env(BoardEnv):
     def _demonstrate(self, state: BoardState, agent: str) -> str:  # noqa: ARG002 - the same for both
         level, cell, moves = state.level, state.position, list[str]()
         while cell != level.goal:
-            near = plan_path.neighbours(level.height, level.width)[cell].items()
+            near = level.neighbours[cell].items()
             left = level.distances[cell] - 1
             move, cell = next((m, c) for m, c in near if level.distances[c] == left)
             moves.append(move)
@@ -193,7 +193,7 @@ class raw_env(BoardEnv):
     def _format_answer(self, level: Grid, position: int, answer: Moves) -> str:
         if self.prompt != "compact":
             return f"[{', '.join(answer)}]"
-        table = plan_path.neighbours(level.height, level.width)
+        table = level.neighbours
         words, cell = [], position
         for move in answer:
             # Walls are named like any other cell: the planner can see where a proposal fails.
@@ -202,7 +202,7 @@ class raw_env(BoardEnv):
         return f"[ {''.join(words)}]"
 
     def _ask(self, level: Grid, position: int) -> str:
-        table = plan_path.neighbours(level.height, level.width)[position]
+        table = level.neighbours[position]
         blocked = [
             word
             for word, move in small_text.MOVES.items()

@@ -28,17 +28,17 @@ from typing import Any, Protocol
 
 from pettingllms.envs.tool_calls import read_calls
 from pettingllms.errors import ConfigError, did_you_mean
-from pettingllms.types import Conversation
+from pettingllms.registry import names_in
+from pettingllms.types import Conversation, JsonObject
 
-_SAMPLING = (
-    *("seed", "temperature", "top_p", "max_tokens", "max_completion_tokens", "verbosity"),
-    *("reasoning_effort", "presence_penalty", "frequency_penalty"),
+_SAMPLING = names_in(
+    "seed temperature top_p max_tokens max_completion_tokens verbosity reasoning_effort "
+    "presence_penalty frequency_penalty"
 )
 """Ignored, with a warning."""
-_READ = (
-    *("model", "messages", "n", "tools", "tool_choice", "response_format", "stop", "stream"),
-    *("user", "metadata", "safety_identifier", "prompt_cache_key", "stream_options"),
-    *("store", "service_tier", "parallel_tool_calls"),
+_READ = names_in(
+    "model messages n tools tool_choice response_format stop stream user metadata "
+    "safety_identifier prompt_cache_key stream_options store service_tier parallel_tool_calls"
 )
 _DECISION = ("messages", "tools", "tool_choice", "response_format", "stop")
 """What makes two requests to one role the same."""
@@ -147,7 +147,7 @@ def _is_function(tool: Any) -> bool:
     return isinstance(function, Mapping) and isinstance(function.get("name"), str)
 
 
-def messages_of(given: Any) -> list[dict[str, Any]]:
+def messages_of(given: Any) -> list[JsonObject]:
     """The messages of a request, contents and arguments of calls as text.
 
     Raises:
@@ -158,7 +158,7 @@ def messages_of(given: Any) -> list[dict[str, Any]]:
     return [_message(message) for message in given]
 
 
-def _message(given: Any) -> dict[str, Any]:
+def _message(given: Any) -> JsonObject:
     role = given.get("role") if isinstance(given, Mapping) else None
     if role not in _ROLES:
         raise NotServed(400, f"a message has the role {role!r}; known: {', '.join(_ROLES)}")
@@ -219,10 +219,10 @@ def first_difference(was: Any, now: Any, at: str = "request") -> str:
     return f"{at} was {was!r:.80} and is {now!r:.80}"
 
 
-def message_of(text: str, own: str, *, tools: bool) -> dict[str, Any]:
+def message_of(text: str, own: str, *, tools: bool) -> JsonObject:
     """A reply as a message, with the calls of tools in it; `own` makes their ids."""
     text, calls = read_calls(text) if tools else (text, [])
-    message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else "")}
+    message: JsonObject = {"role": "assistant", "content": text or (None if calls else "")}
     if calls:
         message["tool_calls"] = [
             {
@@ -235,7 +235,7 @@ def message_of(text: str, own: str, *, tools: bool) -> dict[str, Any]:
     return message
 
 
-def answer(call: ChatCall, text: str, own: str) -> dict[str, Any]:
+def answer(call: ChatCall, text: str, own: str) -> JsonObject:
     """A reply in the form of OpenAI's API; `own` makes its ids, so that a replay has the same."""
     message = message_of(text, own, tools=bool(call.request.get("tools")))
     for stop in stops_of(call.request.get("stop")):
@@ -276,7 +276,7 @@ class Asked(Protocol):
     unserved: str
     """The latest path that was asked in vain; not every client shows the answer."""
 
-    def ask(self, body: Any, gone: Callable[[], bool], order: int) -> dict[str, Any]:
+    def ask(self, body: Any, gone: Callable[[], bool], order: int) -> JsonObject:
         """Waits for the reply to a request; `gone` says whether its client has left, `order` when it connected."""
 
     @property
@@ -377,7 +377,7 @@ class _Handler(BaseHTTPRequestHandler):
             return reply
         return _events(reply, usage=bool((asked.get("stream_options") or {}).get("include_usage")))
 
-    def _ask(self, run: Asked, body: Any) -> dict[str, Any]:
+    def _ask(self, run: Asked, body: Any) -> JsonObject:
         return run.ask(body, lambda: _left(self.connection), self.client_address[-1])
 
     def _body(self) -> Any:
@@ -394,7 +394,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise NotServed(400, f"the body is no JSON: {error}") from None
 
 
-def _payment(body: Any) -> dict[str, Any]:
+def _payment(body: Any) -> JsonObject:
     names = ("role", "team", "local", "success", "parse_error")
     if not isinstance(body, Mapping) or (unknown := [name for name in body if name not in names]):
         what = f"has {unknown[0]!r}" if isinstance(body, Mapping) else "is no object"
@@ -487,12 +487,12 @@ def _content(content: Any) -> Any:
     ]
 
 
-def response(completion: Mapping[str, Any]) -> dict[str, Any]:
+def response(completion: Mapping[str, Any]) -> JsonObject:
     """A chat completion in the form of a response."""
     [choice], ident = completion["choices"], completion["id"].removeprefix("chatcmpl-")
-    message, output = choice["message"], list[dict[str, Any]]()
+    message, output = choice["message"], list[JsonObject]()
     if message["content"] or "tool_calls" not in message:
-        text: dict[str, Any] = {
+        text: JsonObject = {
             "type": "output_text",
             "text": message["content"] or "",
             "annotations": [],

@@ -41,7 +41,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from numbers import Real
 from pathlib import Path
-from typing import Any, ClassVar, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -181,8 +181,8 @@ class raw_env(TextEnv):
     """
 
     metadata = metadata_of("program_v0")
-    divides_datasets: ClassVar[bool] = True
-    default_turns: ClassVar[int] = 64
+    divides_datasets = True
+    default_turns = 64
 
     def __init__(
         self,

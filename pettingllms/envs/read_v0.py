@@ -96,17 +96,17 @@ class raw_env(TextEnv):
     """
 
     metadata = metadata_of("read_v0")
-    default_turns: ClassVar[int] = 1
-    embedded_model: ClassVar[str] = "smollm2"
-    smollm2_training: ClassVar[Mapping[str, Any]] = {
+    default_turns = 1
+    embedded_model = "smollm2"
+    smollm2_training = {
         "max_completion_length": 12,
         "max_steps": 40,
         "eval_steps": 0,
     }
-    schemes: ClassVar[tuple[str, ...]] = ("dense", "sparse")
-    sentence: ClassVar[str] = "{} lives in {}"
-    question: ClassVar[str] = "Where does {} live?"
-    request: ClassVar[str] = "Say the last word of: {}"
+    schemes = ("dense", "sparse")
+    sentence = "{} lives in {}"
+    question = "Where does {} live?"
+    request = "Say the last word of: {}"
     """What the answerer is asked about the finder's reply."""
     subjects: ClassVar[Mapping[str, Sequence[str]]] = PEOPLE
     answers: ClassVar[Mapping[str, Sequence[str]]] = CITIES

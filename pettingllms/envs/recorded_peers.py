@@ -62,11 +62,6 @@ def kept(right: float) -> bool:
 def read_peers(path: str | Path, split: str, agents: Sequence[str]) -> tuple[RecordedTask, ...]:
     """The tasks of a split; those that are too easy left out of training.
 
-    Args:
-        path: a file of `pettingllms-data peers`.
-        split: of the environment.
-        agents: the peers that the team has.
-
     Raises:
         ConfigError: it cannot be read, has a damaged line, other peers, or no task for this split.
     """

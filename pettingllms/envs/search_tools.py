@@ -60,14 +60,7 @@ _LEFT_OUT = f"(Left out: texts have at most {SHOWN_CHARS} characters together.)"
 
 
 def tool_prompt(role: str, question: str, searches: Sequence[Lookup], *, left: int) -> Conversation:
-    """The conversation of a role that may call `search`.
-
-    Args:
-        role: of the reader, one of `CALLERS`.
-        question: the question; a worker's is its task.
-        searches: those that the reader knows of.
-        left: searches that the episode may still make.
-    """
+    """The conversation of a role that may call `search`."""
     label = "Task" if role == "worker" else "Question"
     # What an earlier prompt said is said again, so that this one begins with it.
     lefts = [f"Searches left: {left + later}." for later in range(len(searches), -1, -1)]

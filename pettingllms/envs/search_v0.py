@@ -72,7 +72,7 @@ import hashlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Unpack, get_args
+from typing import Any, Literal, Unpack, get_args
 
 from pettingllms.data import facts
 from pettingllms.data.retrieval import Passage, Question
@@ -154,21 +154,21 @@ class raw_env(TeamEnv):
     """
 
     metadata = metadata_of("search_v0")
-    divides_datasets: ClassVar[bool] = True
-    embedded: ClassVar[Mapping[str, Any]] = {"prompt": "compact"}
-    smollm2: ClassVar[Mapping[str, Any]] = {"prompt": "small", "hops": (2, 2)}
-    embedded_model: ClassVar[str] = "embedded:search"
-    embedded_search: ClassVar[Mapping[str, Any]] = {"prompt": "compact", "hops": (2, 2)}
-    embedded_search_training: ClassVar[Mapping[str, Any]] = {
+    divides_datasets = True
+    embedded = {"prompt": "compact"}
+    smollm2 = {"prompt": "small", "hops": (2, 2)}
+    embedded_model = "embedded:search"
+    embedded_search = {"prompt": "compact", "hops": (2, 2)}
+    embedded_search_training = {
         "learning_rate": 4e-3,
         "tasks_per_step": 8,
         "max_steps": 40,
         "max_completion_length": 20,
         "eval_steps": 5,
     }
-    schemes: ClassVar[tuple[str, ...]] = ("dense", "sparse")
+    schemes = ("dense", "sparse")
     # Where an index lies makes no difference to what is found in it.
-    interchangeable: ClassVar[frozenset[str]] = TeamEnv.interchangeable | {"cache"}
+    interchangeable = TeamEnv.interchangeable | {"cache"}
     reset_options = ("question",)
 
     def __init__(

@@ -98,12 +98,7 @@ def own_arguments(names: Sequence[str], arguments: Mapping[str, Any]) -> dict[st
 
 
 class Several:
-    """What makes several environments, each from its own maker.
-
-    Args:
-        entries: name -> environment and weight.
-        makers: name -> its maker.
-    """
+    """What makes several environments, each from its own maker."""
 
     def __init__(self, entries: Mapping[str, Weighted], makers: Mapping[str, Any]) -> None:
         self.entries, self.parts = entries, makers

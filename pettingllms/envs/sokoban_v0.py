@@ -46,9 +46,8 @@ see `pettingllms.data.sokoban.solve`), `boxes_on_goal`, `deadlock` and `gym` (gy
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Unpack, cast
+from typing import Any, Unpack, cast
 
 from pettingllms.data import board_files, sokoban
 from pettingllms.data.sokoban import (
@@ -117,11 +116,11 @@ class raw_env(BoardEnv):
     """
 
     metadata = metadata_of("sokoban_v0", "rgb_array")
-    reset_options: ClassVar[tuple[str, ...]] = ("level",)
-    smollm2: ClassVar[Mapping[str, Any]] = {"prompt": "small", "size": 5, "pushes": (1, 2)}
-    word: ClassVar[str] = "sokoban"
+    reset_options = ("level",)
+    smollm2 = {"prompt": "small", "size": 5, "pushes": (1, 2)}
+    word = "sokoban"
     rules: str = RULES
-    schemes: ClassVar[tuple[str, ...]] = ("paper", "sparse", "gym")
+    schemes = ("paper", "sparse", "gym")
 
     def __init__(
         self,

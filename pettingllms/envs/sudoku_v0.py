@@ -47,8 +47,8 @@ empty cells of the puzzle as dealt. `infos[agent]` adds `answer_solves`, `illega
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Unpack, cast
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Unpack, cast
 
 from pettingllms.data import sudoku
 from pettingllms.data.rows import Source, as_path
@@ -204,12 +204,12 @@ class raw_env(BoardEnv):
     """
 
     metadata = metadata_of("sudoku_v0", "rgb_array")
-    embedded_training: ClassVar[Mapping[str, Any]] = {
+    embedded_training = {
         **BoardEnv.embedded_training,
         "max_steps": 160,
     }
-    smollm2: ClassVar[Mapping[str, Any]] = {"prompt": "small", "clues": (14, 15)}
-    word: ClassVar[str] = "sudoku"
+    smollm2 = {"prompt": "small", "clues": (14, 15)}
+    word = "sudoku"
     rules: str = (
         "Solve the Sudoku: write a number into every empty cell (.), from 1 to the number of rows, "
         "so that no row, no column and no box has a number twice. Lines in the board part the "

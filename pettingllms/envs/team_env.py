@@ -95,7 +95,7 @@ class TeamEnv(TextEnv):
     """Of a run, where neither the user nor the data set says another."""
     # Where programs run does not change what they do: an episode may continue with another
     # sandbox.
-    interchangeable: ClassVar[frozenset[str]] = TextEnv.interchangeable | {"sandbox"}
+    interchangeable = TextEnv.interchangeable | {"sandbox"}
 
     def __init__(
         self,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
+from pettingllms.data.splits import SPLITS
 from pettingllms.errors import ConfigError
 from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.trainers.settings import (
@@ -20,7 +21,6 @@ from pettingllms.trainers.settings import (
     task_setting,
 )
 
-SPLITS = ("train", "val", "test")
 _FIELDS = {
     field.name: field for field in dataclasses.fields(ATGRPOConfig) if "shared" in field.metadata
 }

@@ -26,7 +26,7 @@ from pettingllms.evaluation.chunks import EPISODES_AT_ONCE, kept
 from pettingllms.rollout.files import RESULTS, SETTINGS, TRAJECTORIES
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.runs.folder import Folder, replace_file, versions
-from pettingllms.types import Task
+from pettingllms.types import JsonObject, Task
 
 Key = tuple[str, str, int]
 """Of an episode: team, task, sample."""
@@ -91,14 +91,14 @@ class EvalFolder(Folder):
         """
         self.append(TRAJECTORIES, (episode.row(team=team) for episode in episodes))
 
-    def _begin(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def _begin(self, settings: Mapping[str, Any]) -> JsonObject:
         """The content of settings.json: written if there is no episode yet, else compared.
 
         More samples than before make a finished evaluation an unfinished one.
         """
         values = {"settings": settings, "versions": versions(), "revision": revision(Path.cwd())}
         # As it will be read back: tuples, for example, would differ from the lists in the file.
-        head: dict[str, Any] = json.loads(json.dumps(values))
+        head: JsonObject = json.loads(json.dumps(values))
         if not self._lines and not (self.path / RESULTS).exists():
             self.write(SETTINGS, json.dumps(head, indent=2) + "\n")
             return head
@@ -190,7 +190,7 @@ def read_trajectories(path: Path) -> dict[str, list[Trajectory]]:
     return teams
 
 
-def read_settings(path: Path) -> dict[str, Any]:
+def read_settings(path: Path) -> JsonObject:
     """The settings of the evaluation in a folder.
 
     Raises:
@@ -202,7 +202,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 # -------------------------------------------------------------------------------------- settings
 
 
-def revision(directory: Path) -> dict[str, Any] | None:
+def revision(directory: Path) -> JsonObject | None:
     """Commit of the git repository that `directory` is in, and whether files differ from it.
 
     None where there is no repository, no commit or no git.
@@ -222,9 +222,9 @@ def revision(directory: Path) -> dict[str, Any] | None:
     return {"commit": commit, "changed": bool(ask("status", "--porcelain"))}
 
 
-def _read_head(path: Path) -> dict[str, Any]:
+def _read_head(path: Path) -> JsonObject:
     try:
-        head: dict[str, Any] = json.loads((path / SETTINGS).read_text(encoding="utf-8"))
+        head: JsonObject = json.loads((path / SETTINGS).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise RunFolderError(f"{path / SETTINGS} cannot be read: {error}") from error
     if not all(isinstance(head.get(section), dict) for section in ("settings", "versions")):

@@ -26,12 +26,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def playing(plan: EvalPlan, folder: Path | None = None) -> Iterator[Play]:
-    """Yields what rolls out the chunks of a plan: this process, or the workers of its settings.
-
-    Args:
-        plan: the evaluation.
-        folder: where the replies of models behind an API are kept.
-    """
+    """Yields what rolls out the chunks of a plan: this process, or the workers of its settings."""
     if plan.config.workers:
         # Here and not above: Ray is an extra, and takes long to import.
         from pettingllms.distributed.cluster import require_ray

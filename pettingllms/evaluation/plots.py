@@ -100,12 +100,7 @@ def smooth(values: Sequence[float]) -> list[float]:
 
 
 def bars(teams: Mapping[str, Evaluation], title: str) -> bytes:
-    """A PNG: success and each role's reward with 95 % intervals, a color for each line-up.
-
-    Args:
-        teams: title -> its scores.
-        title: of the figure.
-    """
+    """A PNG: success and each role's reward with 95 % intervals, a color for each line-up."""
     first = next(iter(teams.values()))
     team_scores = ["success", *sorted(name for name in first.scores if name.startswith("pass@"))]
     panels = [

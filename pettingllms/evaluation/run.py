@@ -64,7 +64,7 @@ from pettingllms.trainers.callbacks import Display, Silent
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
 from pettingllms.trainers.per_policy import check_policy_settings
 from pettingllms.trainers.presets import embedded_arguments
-from pettingllms.types import Task, is_partner
+from pettingllms.types import JsonObject, Task, is_partner
 
 AT_ONCE_ELSEWHERE = 512
 """Episodes of a chunk with vLLM or another engine that schedules requests itself."""
@@ -97,7 +97,7 @@ class EvalPlan:
         """Episodes of each team."""
         return len(self.tasks) * self.sampling.samples
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> JsonObject:
         """Everything that the results follow from; a folder is resumed with equal settings only."""
         config, embedded = self.config, self.config.embedded
         fitted = [embedded_arguments(config, part.unwrapped) for part in parts_of(self.env)]
@@ -105,7 +105,7 @@ class EvalPlan:
         data = data_digests(config.dataset, config.env_args)
         asked = any(map(is_partner, self.roles_to_policies.values()))
 
-        def named(*names: str) -> dict[str, Any]:
+        def named(*names: str) -> JsonObject:
             return {name: getattr(config, name) for name in names}
 
         return {
@@ -138,12 +138,11 @@ class EvalPlan:
         Nothing is loaded where models behind an API play all roles. What they answer is kept in
         `folder`.
         """
+        partners = partners_of(self.config, self.roles_to_policies, folder)
         if not own_names(self.roles_to_policies):
-            partners = partners_of(self.config, self.roles_to_policies, folder)
             assert partners is not None
             return partners
         config = self.config if adapters else dataclasses.replace(self.config, adapters=None)
-        partners = partners_of(config, self.roles_to_policies, folder)
         policies = build_policies(config, self.roles_to_policies, partners=partners)
         longest = config.vllm.get("max_model_len")
         if longest is not None:
@@ -176,7 +175,7 @@ class EvalResult:
         """Mean success of `main` with its 95 % interval; None if the environment reports none."""
         return self.main.scores.get("success")
 
-    def matrix(self) -> dict[str, Any]:
+    def matrix(self) -> JsonObject:
         """The swap matrix of the team's success, or of the role's reward without a success."""
         for score in ("success", "{role}/reward"):
             if cells := report.matrix(self.teams, score):
@@ -240,7 +239,7 @@ class EvalResult:
                 )
         return notes
 
-    def record(self, head: Mapping[str, Any]) -> dict[str, Any]:
+    def record(self, head: Mapping[str, Any]) -> JsonObject:
         """The content of results.json; `head` is that of settings.json."""
         success = self.success
         return {
@@ -266,10 +265,6 @@ class EvalResult:
 
 def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
     """Resolves the settings, makes the environment, and lists its tasks; loads no model.
-
-    Args:
-        options: the settings.
-        source: the environment, or what makes it, in place of the one that the settings name.
 
     Raises:
         ConfigError, UnknownNameError, DatasetError: settings that cannot be used.
@@ -392,11 +387,6 @@ def run_evaluation(
     With the embedded model, PyTorch is set to one thread in this process: on a model this small,
     synchronizing threads costs more than it saves, and the sandbox needs the other cores.
 
-    Args:
-        options: the settings.
-        env: the environment, or what makes it, in place of the one that the settings name.
-        display: receives progress.
-
     Raises:
         PettingLLMsError: settings, a model or a folder that cannot be used.
     """
@@ -488,11 +478,6 @@ def run_each(
     """Evaluates several environments, each with a folder of its own below `out`.
 
     All plans are made first, so that a mistake in the last one does not cost the others.
-
-    Args:
-        options: the settings, which all environments share.
-        envs: names or paths of environments.
-        display: receives progress.
 
     Returns:
         Environment -> its result; `out` has them in one table as well.

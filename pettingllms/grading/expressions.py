@@ -93,11 +93,15 @@ class Expression:
         self._number, self._call, self._at = number, call, 0
         self.decimal = any(group == "number" and {*".eE"} & {*text} for group, text in self._tokens)
         self.value = self._value()
-        if self._tokens[self._at][0]:
+        if self._token[0]:
             raise Unreadable
 
+    @property
+    def _token(self) -> tuple[str, str]:
+        return self._tokens[self._at]
+
     def _take(self, *signs: str) -> str:
-        text = self._tokens[self._at][1]
+        text = self._token[1]
         self._at += text in signs
         return text if text in signs else ""
 
@@ -109,7 +113,7 @@ class Expression:
             value = self._primary()
             value = self._call("factorial", value) if self._take("!") else value
         while True:
-            group, text = self._tokens[self._at]
+            group, text = self._token
             beside = group in ("letter", "call") or text in _CLOSING or text in FACTORS
             level, combine = (2, mul) if beside else _BINARY.get(text, (0, mul))
             if level <= above:
@@ -118,7 +122,7 @@ class Expression:
             value = combine(value, self._value(min(level, 2)))  # a tower is read from the top
 
     def _primary(self) -> Any:
-        group, text = self._tokens[self._at]
+        group, text = self._token
         if group in ("sign", ""):
             (value,) = self._bracket()
             return value
@@ -147,7 +151,7 @@ class Expression:
         symbol = name.removeprefix("var") + (index and f"_{index}")
         argument = itertools.takewhile(lambda token: token[1] != ")", self._tokens[self._at + 1 :])
         simple = all(group in ("number", "letter") or text == "," for group, text in argument)
-        if self._tokens[self._at][1] == "(" and (simple or name in ("f", "g")):
+        if self._token[1] == "(" and (simple or name in ("f", "g")):
             return self._call("Function", symbol, *self._bracket())
         return self._call("Symbol", symbol)
 
@@ -157,10 +161,10 @@ class Expression:
             bounds = self._bracket()
             return self._call(name, self._value(1), *bounds)
         after = [self._primary()] if self._take("_") else []
-        if name == "sqrt" and self._tokens[self._at][1] == "[":
+        if name == "sqrt" and self._token[1] == "[":
             name, after = "root", self._bracket()
         power = self._value(2) if self._take("^", "**") else None
-        opening = self._tokens[self._at][1]
+        opening = self._token[1]
         if opening in ("(", "{"):
             values = self._bracket() + after
             if opening == "{" and name in ("Rational", "binomial"):
@@ -169,7 +173,7 @@ class Expression:
             values = [self._primary(), *after]
         else:
             values = [self._value(2), *after]
-            while (token := self._tokens[self._at])[0] in ("letter", "word") or token[1] == "{":
+            while (token := self._token)[0] in ("letter", "word") or token[1] == "{":
                 values[0] = values[0] * self._value(2)
         if name == "Rational" and len(values) == 2:
             return values[0] / values[1]

@@ -20,6 +20,7 @@ from torch import nn
 from pettingllms.errors import NonFiniteError
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.trainers.config import ResolvedConfig
+from pettingllms.trainers.method import Method
 
 Features = Mapping[int, tuple[list[int], torch.Tensor]]
 """Number of a critic -> the rows that it judges, and their features `_NX`."""
@@ -116,13 +117,7 @@ class Critic:
 
 
 class Critics:
-    """A critic for each base model of a team, or for each policy, from the first text on that it judges.
-
-    Args:
-        config: resolved settings of the run.
-        by_policy: a critic for each policy.
-        settings: of the critics.
-    """
+    """A critic for each base model of a team, or for each policy, from the first text on that it judges."""
 
     def __init__(self, config: ResolvedConfig, *, by_policy: bool = False, **settings: Any) -> None:
         self._config, self._by_policy, self._settings = config, by_policy, settings
@@ -207,3 +202,17 @@ class Critics:
         for number, learned in state.items():
             critic = self._critics[int(number)] = self._new(int(number), learned["size"])
             critic.load_state_dict(learned)
+
+
+class CriticMethod(Method):
+    """A method whose checkpoints have its critics."""
+
+    critics: Critics
+
+    def state_dict(self) -> dict[str, Any]:
+        """The critics; empty before the first step."""
+        return self.critics.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues with the critics of an earlier step, or without any."""
+        self.critics.load_state_dict(state)

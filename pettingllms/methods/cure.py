@@ -36,9 +36,6 @@ class Cure(AtGrpo):
     tests earns their mean, and one that cannot be read -1. Programs and tests are those of one turn: all candidates of
     the coder's prompt and of the tester's, who does not see the program in its first turn. Each different program is run once on each
     different test, K x K pairs a task; mutants have no part in it, so that what `info["caught"]` says of them measures it from outside.
-
-    Args:
-        config: resolved settings of the run.
     """
 
     source = "arXiv 2506.03136"

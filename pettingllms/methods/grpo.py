@@ -6,7 +6,6 @@ Shao et al. 2024, https://arxiv.org/abs/2402.03300, for whole episodes as in ver
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 
@@ -31,7 +30,7 @@ class Grpo(Method):
 
     source = "arXiv 2402.03300"
     mean: bool = argument(default=False)
-    by_agent: ClassVar[bool] = False
+    by_agent = False
     """Whether an agent is compared with its own also where all agents have equal returns."""
 
     @property

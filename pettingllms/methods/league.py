@@ -210,13 +210,7 @@ class League(Rivals, DrMas):
 
 
 def won_by(learner: str, trajectory: Trajectory, seats: Mapping[str, str]) -> float:
-    """1 if the learner's agents earned more than the others, 1/2 for as much, else 0.
-
-    Args:
-        learner: a policy.
-        trajectory: an episode.
-        seats: role, or agent, -> policy.
-    """
+    """1 if the learner's agents earned more than the others, 1/2 for as much, else 0."""
     lead = 0.0
     # By the seats and not by the decisions: a game may end before one side has moved.
     for agent, value in trajectory.returns.items():

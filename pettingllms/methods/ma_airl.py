@@ -41,14 +41,7 @@ class Reply(NamedTuple):
 
 
 class Discriminator:
-    """g and h of a role, both a `Critic` with `settings` that starts at 0.
-
-    Args:
-        size: features of a text.
-        seed: of the first weights, and of the order in which they learn.
-        gamma: weight of h(o').
-        settings: of the networks.
-    """
+    """g and h of a role, both a `Critic` with `settings` that starts at 0."""
 
     def __init__(self, size: int, seed: int, gamma: float, **settings: Any) -> None:
         self.seed, self.gamma = seed, gamma

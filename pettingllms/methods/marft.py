@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from pettingllms.methods.critic import Critics
+from pettingllms.methods.critic import CriticMethod, Critics
 from pettingllms.methods.dr_mas import DrMas
 from pettingllms.methods.grpo import member_of
 from pettingllms.rollout.shapes import RolloutShape
@@ -36,7 +36,7 @@ class Alternate(Method):
         return Casting(players, (trained[step // self.steps % len(trained)],))
 
 
-class Gae(Method):
+class Gae(CriticMethod):
     """What followed a decision is compared with what a critic expected there.
 
         delta_i = r_i + gamma V(o_i+1) - V(o_i),   A_i = delta_i + gamma lambda A_i+1
@@ -105,14 +105,6 @@ class Gae(Method):
         if self.config.scale_rewards != "none":
             advantages_N = standardized(advantages_N)
         return [*advantages_N.tolist()]
-
-    def state_dict(self) -> dict[str, Any]:
-        """The critics; empty before the first step."""
-        return self.critics.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues with the critics of an earlier step, or without any."""
-        self.critics.load_state_dict(state)
 
 
 class Marft(Alternate, DrMas):

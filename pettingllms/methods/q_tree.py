@@ -6,14 +6,13 @@ not needed where a prompt has K completions: their mean takes its place.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from statistics import fmean
-from typing import Any
 
 import torch
 
-from pettingllms.methods.critic import Critics
+from pettingllms.methods.critic import CriticMethod, Critics
 from pettingllms.methods.grpo import member_of
 from pettingllms.trainers.at_grpo import AtGrpo
 from pettingllms.trainers.config import ResolvedConfig
@@ -21,7 +20,7 @@ from pettingllms.trainers.method import argument
 from pettingllms.types import Advantage, Group, GroupKey
 
 
-class QTree(AtGrpo):
+class QTree(CriticMethod, AtGrpo):
     """AT-GRPO for outcomes that are paid later, without playing them: a critic learns what completions lead to.
 
         A_k = Q(o, a_k) - mean_j Q(o, a_j),   Q(o, a) = r + C(o, a)
@@ -74,7 +73,7 @@ class QTree(AtGrpo):
         """
         self.check_tree(groups)
         texts = [
-            [(group.policy, group.prompt_ids, one.completion.token_ids) for one in group.candidates]
+            [(group.policy, group.prompt_ids, c.completion.token_ids) for c in group.candidates]
             for group in groups
         ]
         # Each text once, so that equal completions have exactly equal values.
@@ -84,12 +83,12 @@ class QTree(AtGrpo):
         )
         expected = self.critics.values(len(rows), features).tolist()
         chosen = list[int]()
-        for group, mine in zip(groups, texts, strict=True):
+        for group, candidates in zip(groups, texts, strict=True):
             self._worth[group.key] = [
                 candidate.reward + expected[rows[text]]
-                for candidate, text in zip(group.candidates, mine, strict=True)
+                for candidate, text in zip(group.candidates, candidates, strict=True)
             ]
-            chosen.append(rows[mine[group.candidates.index(group.chosen)]])
+            chosen.append(rows[candidates[group.candidates.index(group.chosen)]])
         advantages = super().advantages(groups)
         self._worth.clear()
         self.critics.fit(features, followed(groups, self.gamma), chosen)
@@ -98,14 +97,6 @@ class QTree(AtGrpo):
     def values(self, group: Group) -> list[float]:
         """Q of the candidates."""
         return self._worth[group.key]
-
-    def state_dict(self) -> dict[str, Any]:
-        """The critics; empty before the first step."""
-        return self.critics.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues with the critics of an earlier step, or without any."""
-        self.critics.load_state_dict(state)
 
 
 def followed(groups: Sequence[Group], gamma: float) -> torch.Tensor:
@@ -116,5 +107,7 @@ def followed(groups: Sequence[Group], gamma: float) -> torch.Tensor:
     for row in sorted(range(len(groups)), key=lambda n: groups[n].key.parent, reverse=True):
         group, of = groups[row], member_of(groups[row])
         targets_N[row] = group.late_reward + gamma * after.get(of, 0.0)
-        after[of] = fmean(one.reward for one in group.candidates) + float(targets_N[row])
+        after[of] = fmean(candidate.reward for candidate in group.candidates) + float(
+            targets_N[row]
+        )
     return targets_N

@@ -31,6 +31,8 @@ from pettingllms.models.products import Places, Texts, products
 logger = logging.getLogger(__name__)
 
 NAME = "pettingllms_shared_prompts"
+States = dict[int, tuple[torch.Tensor, torch.Tensor]]
+"""Layer -> keys and values of a text, `_1hPD`."""
 
 
 class Layout(Protocol):
@@ -158,7 +160,7 @@ class PackedLayout:
         self._keep_prompts = keep_prompts
         self._padded: tuple[list[Texts], torch.Tensor] | None = None
         self._places: Places | None = None
-        self.prompt_states: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.prompt_states: States = {}
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
@@ -223,13 +225,7 @@ def _flash(states: torch.Tensor) -> bool:
 
 
 class _Unpadded:
-    """Texts of any length in one call of FlashAttention, which only GPUs have.
-
-    Args:
-        seen: the places of the tokens that each text follows.
-        own: the places of its own.
-        device: where the model is.
-    """
+    """Texts of any length in one call of FlashAttention, which only GPUs have."""
 
     def __init__(
         self, seen: Sequence[Sequence[int]], own: Sequence[Sequence[int]], device: torch.device
@@ -283,7 +279,7 @@ class ContinuedLayout:
 
     def __init__(
         self,
-        begun: Sequence[Mapping[int, tuple[torch.Tensor, torch.Tensor]] | None],
+        begun: Sequence[States | None],
         known: Sequence[int],
         new: Sequence[int],
         device: torch.device,
@@ -294,7 +290,7 @@ class ContinuedLayout:
             torch.ones(n, k + n, dtype=torch.bool, device=device).tril(k)
             for k, n in zip(known, new, strict=True)
         ]
-        self.prompt_states: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.prompt_states: States = {}
         """Layer -> keys and values of the whole prompts, `_UhPD`, padded on the right."""
 
     def attend(

@@ -92,12 +92,6 @@ def load_base(
 ) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
     """The tokenizer, and the model on its device, without dropout.
 
-    Args:
-        spec: which.
-        dtype: of the weights.
-        device: where they are put.
-        checkpointing: whether to compute activations again in the backward pass.
-
     Raises:
         ConfigError: it cannot be loaded.
     """

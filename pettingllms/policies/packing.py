@@ -251,8 +251,8 @@ def _batch(
     if packed:
         tokens = len(Packed(chosen, earlier).ids)
     else:
-        left, right = _flat_widths(chosen)
-        tokens = len(chosen) * (left + right)
+        width = max(len(s.prompt_ids) for s in chosen) + max(len(s.token_ids) for s in chosen)
+        tokens = len(chosen) * width
     return Batch(
         samples=chosen,
         index=tuple(indices),
@@ -261,7 +261,14 @@ def _batch(
         mask_BT=_rows([torch.ones(len(s.token_ids), dtype=torch.bool) for s in chosen], device),
         token_ids_BT=_rows([torch.tensor(sample.token_ids) for sample in chosen], device),
         old_logprobs_BT=_rows([torch.tensor(sample.logprobs) for sample in chosen], device),
-        advantages_BT=_rows([_by_token(sample) for sample in chosen], device),
+        # One number for all tokens, or one for each.
+        advantages_BT=_rows(
+            [
+                torch.tensor(s.advantage, dtype=torch.float32).expand(len(s.token_ids))
+                for s in chosen
+            ],
+            device,
+        ),
         counts_B=torch.tensor([float(sample.count) for sample in chosen], device=device),
         earlier=earlier,
     )
@@ -270,12 +277,6 @@ def _batch(
 def _rows(values: list[torch.Tensor], device: torch.device | str) -> torch.Tensor:
     """One row for each, filled up with zeros."""
     return pad_sequence(values, batch_first=True).to(device)
-
-
-def _by_token(sample: Sample) -> torch.Tensor:
-    if isinstance(sample.advantage, tuple):
-        return torch.tensor(sample.advantage)
-    return torch.full((len(sample.token_ids),), float(sample.advantage))
 
 
 def batch_logprobs(
@@ -437,26 +438,16 @@ def _packed_predictions(model: PreTrainedModel, batch: Batch) -> Predictions:
     return Predictions(states_PX, ids_P, of_M)
 
 
-def _flat_widths(samples: Sequence[Sample]) -> tuple[int, int]:
-    return (
-        max(len(sample.prompt_ids) for sample in samples),
-        max(len(sample.token_ids) for sample in samples),
-    )
-
-
 def _flat_predictions(model: PreTrainedModel, batch: Batch) -> Predictions:
     """`predictions` from one row per completion."""
-    left, right = _flat_widths(batch.samples)
-    ids: list[list[int]] = []
-    mask: list[list[int]] = []
-    for sample in batch.samples:
-        before, after = left - len(sample.prompt_ids), right - len(sample.token_ids)
-        ids.append([0] * before + [*sample.prompt_ids, *sample.token_ids] + [0] * after)
-        mask.append([0] * before + [1] * (left + right - before - after) + [0] * after)
     device = batch.mask_BT.device
-    mask_BS = torch.tensor(mask, device=device)
+    prompts = [torch.tensor(sample.prompt_ids) for sample in batch.samples]
+    ones = [torch.ones_like(prompt) for prompt in prompts]
+    # Prompts are padded on the left, so that all completions begin in one column.
+    ids_BP, ones_BP = (pad_sequence(rows, True, 0, "left").to(device) for rows in (prompts, ones))
+    left, mask_BS = ids_BP.shape[1], torch.cat([ones_BP, batch.mask_BT.long()], 1)
     states: torch.Tensor = model.base_model(
-        input_ids=torch.tensor(ids, device=device),
+        input_ids=torch.cat([ids_BP, batch.token_ids_BT], 1),
         attention_mask=mask_BS,
         position_ids=(mask_BS.cumsum(-1) - 1).clamp(min=0),
         use_cache=False,
@@ -513,15 +504,7 @@ def token_logprobs(
     entropy: bool = False,
     entropy_grad: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Log-probability of each token after its hidden state; entropies in nats where asked for.
-
-    Args:
-        model: whose output layer is used.
-        states_MX: last hidden states of the decoder.
-        ids_M: the tokens that follow them.
-        temperature: divides the logits.
-        entropy: also return the entropy of each distribution.
-        entropy_grad: let gradients flow through the entropy.
+    """Log-probability of each token `_M` after its last hidden state; the options are `batch_logprobs`'s.
 
     Returns:
         float32 of shape `_M` each; None for entropies that were not asked for.

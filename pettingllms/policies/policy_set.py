@@ -62,11 +62,11 @@ class Base:
         self.weights, self.chats = weights, dict(chats)
         self.engine: InferenceEngine | None = engine
         """None after `close`."""
-        self._checkpointing = checkpointing
+        self.checkpointing = checkpointing
         model = weights.module(next(iter(chats)))
         # All policies of a base have one model's attention, so that the first one's answer is that
         # of all.
-        self._packed = enabled(model)
+        self.packed = enabled(model)
         self.contexts = {
             name: context_of(model, chat.tokenizer.model_max_length) for name, chat in chats.items()
         }
@@ -95,12 +95,6 @@ class Base:
         """The device of the models."""
         return next(iter(self.parameters.values()))[0].device
 
-    def sampling_model(self, policy: str) -> PreTrainedModel:
-        """The model that samples this policy, in evaluation mode; ask again before each use."""
-        model = self.weights.sampling_module(policy)
-        _set_training(model, False)
-        return model
-
     @property
     def early(self) -> bool:
         """True if the engine reports completions as they come."""
@@ -123,29 +117,6 @@ class Base:
         more: dict[str, Any] = {"on_tokens": on_tokens} if self.early and on_tokens else {}
         return self.engine.sample(requests, n, params, **more)
 
-    def microbatches(self, samples: Sequence[Sample], tokens_per_batch: int) -> list[Batch]:
-        """Cuts one policy's samples into micro-batches on the model's device."""
-        return microbatches(samples, tokens_per_batch, packed=self._packed, device=self.device)
-
-    def logprobs(
-        self, policy: str, batch: Batch, *, temperature: float, entropy: bool, entropy_grad: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Log-probabilities `_BT` under the policy's current weights; see `batch_logprobs`."""
-        module = self.weights.module(policy)
-        # Activations are recomputed in training mode only; otherwise the mode has no effect,
-        # because dropout is off.
-        _set_training(module, policy in self._checkpointing)
-        with self._precision():
-            return batch_logprobs(
-                module, batch, temperature=temperature, entropy=entropy, entropy_grad=entropy_grad
-            )
-
-    def reference_logprobs(self, batch: Batch, *, temperature: float) -> torch.Tensor:
-        """Log-probabilities `_BT` under the model itself."""
-        with self.weights.reference() as module, self._precision():
-            _set_training(module, False)
-            return batch_logprobs(module, batch, temperature=temperature)[0]
-
     @torch.no_grad()
     def features(
         self,
@@ -167,7 +138,7 @@ class Base:
         # By length, so that little is padded; then by tokens, so that batches do not depend on the
         # order of the decisions.
         ordered = sorted(dict.fromkeys(prompts), key=lambda ids: (len(ids), ids))
-        with self.weights.reference() as module, self._precision():
+        with self.weights.reference() as module, self.precision():
             _set_training(module, False)
             while ordered:
                 # The longest of a batch is its last: rows are padded to its length.
@@ -184,19 +155,14 @@ class Base:
             self.engine.close()
             self.engine = None
 
-    def _precision(self) -> torch.autocast:
+    def precision(self) -> torch.autocast:
+        """Computes in the dtype that weights of another one are to be computed in."""
         dtype = self.weights.autocast
         return torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
 
 
 class AskedBase(Base):
-    """Policies whose weights are in other processes: they can be sampled from, and no more.
-
-    Args:
-        chats: policy -> tokenizer and template.
-        contexts: policy -> most tokens of a prompt and its completion together.
-        engine: asks for completions.
-    """
+    """Policies whose weights are in other processes: they can be sampled from, and no more."""
 
     def __init__(
         self, chats: Mapping[str, Chat], contexts: Mapping[str, int], engine: InferenceEngine
@@ -206,12 +172,7 @@ class AskedBase(Base):
 
 
 class PolicySet:
-    """The policies of a run.
-
-    Args:
-        bases: hold the policies, each of them one.
-        roles_to_policies: role, or agent, -> policy.
-    """
+    """The policies of a run."""
 
     def __init__(self, bases: Sequence[Base], roles_to_policies: Mapping[str, str]) -> None:
         self.bases = tuple(bases)
@@ -300,7 +261,9 @@ class PolicySet:
         For a sampler beside the engine, in this process. Policies may share one model, which
         this call gives the policy's adapter.
         """
-        return self.base_of(policy).sampling_model(policy)
+        model = self.base_of(policy).weights.sampling_module(policy)
+        _set_training(model, False)
+        return model
 
     @property
     def early(self) -> bool:
@@ -349,20 +312,20 @@ class PolicySet:
             raise ConfigError("a prompt without tokens cannot be completed")
         completions: list[list[Completion]] = [[] for _ in requests]
         for base in self.bases:
-            mine = [place for place, request in enumerate(requests) if request.policy in base.chats]
-            if not mine:
+            places = [k for k, request in enumerate(requests) if request.policy in base.chats]
+            if not places:
                 continue
 
-            # Engines number the requests that they are given, which are those of one base. `mine`
+            # Engines number the requests that they are given, which are those of one base. `places`
             # is bound now, because the loop gives it another value.
-            def early(at: int, k: int, tokens: SampledTokens, mine: list[int] = mine) -> None:
+            def early(at: int, k: int, tokens: SampledTokens, places: list[int] = places) -> None:
                 assert on_completion is not None
-                on_completion(mine[at], k, self._completion(requests[mine[at]], tokens))
+                on_completion(places[at], k, self._completion(requests[places[at]], tokens))
 
             sampled = base.sample(
-                [requests[place] for place in mine], n, params, early if on_completion else None
+                [requests[place] for place in places], n, params, early if on_completion else None
             )
-            for place, candidates in zip(mine, sampled, strict=True):
+            for place, candidates in zip(places, sampled, strict=True):
                 # Many are alike, and one object stands for all of them.
                 request, distinct = requests[place], dict.fromkeys(candidates)
                 alike = {tokens: self._completion(request, tokens) for tokens in distinct}
@@ -387,7 +350,8 @@ class PolicySet:
 
         Prompts are computed once for all their completions if the model allows it.
         """
-        return self.base_of(policy).microbatches(samples, tokens_per_batch)
+        base = self.base_of(policy)
+        return microbatches(samples, tokens_per_batch, packed=base.packed, device=base.device)
 
     def logprobs(
         self,
@@ -403,9 +367,15 @@ class PolicySet:
         Makes this policy's tensors the only trainable ones: call `backward` before another
         policy's turn. See `batch_logprobs` for the arguments.
         """
-        return self.base_of(policy).logprobs(
-            policy, batch, temperature=temperature, entropy=entropy, entropy_grad=entropy_grad
-        )
+        base = self.base_of(policy)
+        module = base.weights.module(policy)
+        # Activations are recomputed in training mode only; otherwise the mode has no effect,
+        # because dropout is off.
+        _set_training(module, policy in base.checkpointing)
+        with base.precision():
+            return batch_logprobs(
+                module, batch, temperature=temperature, entropy=entropy, entropy_grad=entropy_grad
+            )
 
     @torch.no_grad()
     def sample_logprobs(
@@ -416,8 +386,8 @@ class PolicySet:
         for policy, sample in asked:
             samples.setdefault(policy, {})[sample] = None
         logprobs: dict[tuple[str, Sample], torch.Tensor] = {}
-        for policy, own in samples.items():
-            for batch in self.microbatches(policy, list(own), tokens_per_batch):
+        for policy, distinct in samples.items():
+            for batch in self.microbatches(policy, list(distinct), tokens_per_batch):
                 logp_BT, _ = self.logprobs(policy, batch, temperature=temperature)
                 for sample, logp_T in zip(batch.samples, logp_BT, strict=True):
                     logprobs[policy, sample] = logp_T[: len(sample.token_ids)].float().cpu()
@@ -428,7 +398,10 @@ class PolicySet:
         self, policy: str, batch: Batch, *, temperature: float = 1.0
     ) -> torch.Tensor:
         """Log-probabilities `_BT` of the batch under the policy's base model."""
-        return self.base_of(policy).reference_logprobs(batch, temperature=temperature)
+        base = self.base_of(policy)
+        with base.weights.reference() as module, base.precision():
+            _set_training(module, False)
+            return batch_logprobs(module, batch, temperature=temperature)[0]
 
     def publish(self, policy: str, *, version: int | None = None) -> int:
         """Hands the policy's weights to the engine; returns their version, one more if None."""

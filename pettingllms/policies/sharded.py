@@ -50,10 +50,10 @@ class ShardedPolicies(PolicySet):
         base.weights.divide(partial(_divide, mesh=mesh))
         # Dividing has replaced the parameters that were listed when the model was loaded.
         base.parameters[policy] = list(base.weights.tensors(policy).values())
-        _compute_by(base.weights.module(policy), partial(base.logprobs, policy))
+        _compute_by(base.weights.module(policy), partial(super().logprobs, policy))
         if base.weights.has_reference:
             with base.weights.reference() as model:
-                _compute_by(model, base.reference_logprobs)
+                _compute_by(model, partial(super().reference_logprobs, policy))
 
     def microbatches(
         self, policy: str, samples: Sequence[Sample], tokens_per_batch: int
@@ -125,12 +125,7 @@ def gathered_optimizer(state: Mapping[str, Any]) -> dict[str, Any]:
 def divided_optimizer(
     state: Mapping[str, Any], parameters: Sequence[nn.Parameter]
 ) -> dict[str, Any]:
-    """This rank's part of what `gathered_optimizer` returned to the first one.
-
-    Args:
-        state: with whole tensors, from any number of ranks.
-        parameters: of the optimizer, in its order.
-    """
+    """This rank's part of what `gathered_optimizer` returned to the first one."""
     return {
         **state,
         "state": {

@@ -113,10 +113,6 @@ def located_adapters(spec: str) -> str:
 def adapter_folders(spec: str | None, roles_to_policies: Mapping[str, str]) -> dict[str, Path]:
     """Policy -> the folder of its adapter, of a setting as `located_adapters` returns it.
 
-    Args:
-        spec: the setting; None where there are no adapters.
-        roles_to_policies: role -> policy.
-
     Raises:
         ConfigError: a policy without an adapter, or with two.
         UnknownNameError: a role that does not act.

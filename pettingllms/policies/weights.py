@@ -35,6 +35,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from pettingllms.errors import ConfigError
+from pettingllms.registry import names_in
 
 MERGE_LIMIT_BYTES = 1 << 30
 """Bases up to this size are sampled from merged copies; larger ones through their adapters."""
@@ -219,15 +220,20 @@ class LoraWeights:
         return layers
 
 
-def linear_names(model: PreTrainedModel) -> list[str]:
-    """Last names of all linear layers but the output layer, as targets are given."""
+def linear_layers(model: PreTrainedModel) -> list[tuple[str, nn.Linear]]:
+    """All linear layers but the output layer, which adapters and 4 bits leave as it is, with their paths."""
     head = model.get_output_embeddings()
-    names = [
-        path.removesuffix(".base_layer").rpartition(".")[2]
+    return [
+        (path, layer)
         for path, layer in model.named_modules()
         if isinstance(layer, nn.Linear) and layer is not head and ".lora_" not in path
     ]
-    return list(dict.fromkeys(names))
+
+
+def linear_names(model: PreTrainedModel) -> list[str]:
+    """Last names of these layers, as targets are given."""
+    paths = (path.removesuffix(".base_layer") for path, _ in linear_layers(model))
+    return list(dict.fromkeys(path.rpartition(".")[2] for path in paths))
 
 
 class FullWeights:
@@ -258,8 +264,7 @@ class FullWeights:
         self.base, self.digest = base, base_digest(model)
         model.requires_grad_(False)
         # Without a reference the loaded model itself becomes the first policy, which saves a copy.
-        kept = 0 if reference else 1
-        copies = [copy.deepcopy(model) for _ in range(len(names) - kept)]
+        copies = [copy.deepcopy(model) for _ in names[0 if reference else 1 :]]
         models = copies if reference else [model, *copies]
         self._models = dict(zip(names, models, strict=True))
         self._reference = model if reference else None
@@ -319,9 +324,9 @@ class FullWeights:
     def refresh(self, policy: str) -> None:
         """Copies the trained weights to the sampling copy, if there is one."""
         if policy in self._copies:
-            mine = dict(self._copies[policy].named_parameters())
+            copied = dict(self._copies[policy].named_parameters())
             for name, parameter in self._tensors[policy].items():
-                mine[name].copy_(parameter)
+                copied[name].copy_(parameter)
 
     def save(self, policy: str, directory: Path) -> None:
         """Writes a folder that `from_pretrained` loads, without the tokenizer, atomically."""
@@ -474,9 +479,9 @@ _CHECKS: Mapping[str, Callable[[Any], bool]] = {
     "fan_in_fan_out": lambda value: isinstance(value, bool),
 }
 """The fields on which an adapter's shape and scale depend."""
-_UNUSED = (
-    *("auto_mapping", "base_model_name_or_path", "inference_mode", "init_lora_weights"),
-    *("lora_dropout", "megatron_core", "peft_type", "peft_version", "revision", "task_type"),
+_UNUSED = names_in(
+    "auto_mapping base_model_name_or_path inference_mode init_lora_weights lora_dropout "
+    "megatron_core peft_type peft_version revision task_type"
 )
 
 

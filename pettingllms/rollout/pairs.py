@@ -23,7 +23,7 @@ from pettingllms.errors import ConfigError, RunFolderError
 from pettingllms.rollout.files import TRAJECTORIES
 from pettingllms.rollout.forest import flowing, place_of, used_by
 from pettingllms.rollout.trajectory import Trajectory
-from pettingllms.types import Group
+from pettingllms.types import Group, JsonObject
 
 THRESHOLD = 0.5
 """A completion is good if its value is above it."""
@@ -58,9 +58,6 @@ def judged(trajectories: Sequence[Trajectory]) -> list[Judged]:
     """Values of the candidates that were played on.
 
         V(leaf) = 1 for a success, else 0,    V(candidate) = mean V over the candidates that follow it
-
-    Args:
-        trajectories: of whole tasks, forks included.
 
     Raises:
         ConfigError: the environment does not say whether a task was solved.
@@ -118,12 +115,12 @@ def write_pairs(run: Path, out: Path, *, most: int = 8) -> dict[str, tuple[int, 
         raise ConfigError(f"most must be at least 1, got {most}")
     if out.exists():
         raise ConfigError(f"{out} exists; name a new folder")
-    pairs: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    completions: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    pairs: dict[str, list[JsonObject]] = defaultdict(list)
+    completions: dict[str, list[JsonObject]] = defaultdict(list)
     forked = False
     for trajectories in _by_step(run):
         forked |= any(trajectory.came_from is not None for trajectory in trajectories)
-        by_task: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+        by_task: dict[tuple[str, str], list[JsonObject]] = defaultdict(list)
         for judgment in judged(trajectories):
             policy = judgment.group.policy
             completions[policy] += [_row(judgment, completion=text) for text in judgment.good]
@@ -146,9 +143,9 @@ def write_pairs(run: Path, out: Path, *, most: int = 8) -> dict[str, tuple[int, 
     return {policy: (len(pairs[policy]), len(completions[policy])) for policy in policies}
 
 
-def _row(judged: Judged, **texts: str) -> dict[str, Any]:
+def _row(judged: Judged, **texts: str) -> JsonObject:
     """A prompt and completions of it, by what they are, each as a message and as tokens."""
-    row: dict[str, Any] = {"prompt": said("user", judged.group.prompt)}
+    row: JsonObject = {"prompt": said("user", judged.group.prompt)}
     row |= {name: said("assistant", text) for name, text in texts.items()}
     row["prompt_ids"] = list(judged.group.prompt_ids)
     return row | {f"{name}_ids": judged.ids(text) for name, text in texts.items()}

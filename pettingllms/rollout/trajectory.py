@@ -150,13 +150,15 @@ class Trajectory:
             "cooperative": self.cooperative,
             "returns": self.returns,
         }
-        size = {"size": self.task.size} if self.task.size else {}
-        early = {"early": dict(self.early)} if self.early else {}
-        overlong = {} if self.overlong is None else {"overlong": self.overlong._asdict()}
-        forked = {} if self.came_from is None else {"came_from": self.came_from._asdict()}
-        without = {"without": [w._asdict() for w in self.without]} if self.without else {}
-        decisions = {"decisions": [_decision(group) for group in self.groups]}
-        return row | size | early | overlong | forked | without | decisions
+        rare = {
+            "size": self.task.size,
+            "early": dict(self.early),
+            "overlong": self.overlong and self.overlong._asdict(),
+            "came_from": self.came_from and self.came_from._asdict(),
+            "without": [w._asdict() for w in self.without],
+        }
+        row |= {name: value for name, value in rare.items() if value}
+        return row | {"decisions": [_decision(group) for group in self.groups]}
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:

@@ -32,11 +32,13 @@ from safetensors.torch import load_file, save_file
 from pettingllms.data.rows import data_digests
 from pettingllms.errors import RunFolderError
 from pettingllms.policies.weights import write_directory
+from pettingllms.registry import names_in
 from pettingllms.rollout.files import CONFIG
 from pettingllms.runs.folder import RunFolder, sync, upgraded
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.trainers.settings import normalized
+from pettingllms.types import JsonObject
 
 logger = logging.getLogger(__name__)
 
@@ -45,12 +47,12 @@ KEPT = 2
 """Checkpoints that are kept: the older one is for the case that the newer is damaged."""
 FORMAT = 3
 CHANGEABLE = frozenset(
-    {
-        *("max_steps", "max_tokens", "eval_steps", "eval_tasks", "save_steps", "report_to"),
-        *("device", "sampler", "vllm", "sandbox", "require_isolation", "scoring_threads"),
-        *("tokens_per_batch", "workers", "ray_address", "pools", "worker_timeout", "api_base"),
-        *("api_key_file", "api_max_tokens", "api_concurrency", "api_timeout", "push_to_hub"),
-    }
+    names_in(
+        "max_steps max_tokens eval_steps eval_tasks save_steps report_to device sampler vllm "
+        "sandbox require_isolation scoring_threads tokens_per_batch workers ray_address pools "
+        "worker_timeout api_base api_key_file api_max_tokens api_concurrency api_timeout "
+        "push_to_hub"
+    )
 )
 """Settings that take effect in a resumed run if its config.yaml was edited. Any other is part of what
 the run is, or is restored with the optimizers."""
@@ -183,14 +185,14 @@ def resume(folder: RunFolder, trainer: ATGRPO) -> int:
     return 0
 
 
-def _settings(config: ATGRPOConfig) -> dict[str, Any]:
+def _settings(config: ATGRPOConfig) -> JsonObject:
     """The settings as JSON has them; the folder may have moved."""
     # Through JSON, so that values compare as those that were read back.
-    values: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
+    values: JsonObject = json.loads(json.dumps(dataclasses.asdict(config)))
     return values | {"output_dir": None}
 
 
-def _converted(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _converted(settings: Mapping[str, Any]) -> JsonObject:
     """Settings of a checkpoint, of whatever version, as this one saves them."""
     fields = {field.name: field for field in dataclasses.fields(ATGRPOConfig)}
     return {
@@ -284,13 +286,13 @@ def seal(directory: Path, facts: Mapping[str, Any]) -> None:
     (directory / STATE).write_text(f"{text}\n", encoding="utf-8")
 
 
-def _unsealed(directory: Path) -> dict[str, Any]:
+def _unsealed(directory: Path) -> JsonObject:
     """The facts of state.json, after comparing all files with their digests.
 
     Raises:
         ValueError: a file is missing, or is not what was written.
     """
-    facts: dict[str, Any] = json.loads((directory / STATE).read_text(encoding="utf-8"))
+    facts: JsonObject = json.loads((directory / STATE).read_text(encoding="utf-8"))
     if facts["format"] != FORMAT:
         raise ValueError(f"format {facts['format']}, this version reads {FORMAT}")
     digest = facts.pop("digest")
@@ -343,5 +345,7 @@ def _read(directory: Path) -> Checkpoint:
         plugins=learned,
     )
     # Until a team could have several, there was one for all.
-    bases = facts["bases"] if "bases" in facts else dict.fromkeys(facts["versions"], facts["base"])
-    return Checkpoint(state, facts["lengths"], facts["settings"], bases, facts.get("data", {}))
+    facts.setdefault("data", {})
+    if "bases" not in facts:
+        facts["bases"] = dict.fromkeys(facts["versions"], facts["base"])
+    return Checkpoint(state, *(facts[name] for name in ("lengths", "settings", "bases", "data")))

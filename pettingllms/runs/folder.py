@@ -29,6 +29,7 @@ from pettingllms import __version__
 from pettingllms.errors import ConfigError, PettingLLMsError, RunFolderError, did_you_mean
 from pettingllms.models import DEFAULT
 from pettingllms.plain_yaml import read_yaml
+from pettingllms.registry import names_in
 from pettingllms.rollout.episode import plain
 from pettingllms.rollout.files import (
     CONFIG,
@@ -41,6 +42,7 @@ from pettingllms.rollout.files import (
 )
 from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.trainers.settings import as_object
+from pettingllms.types import JsonObject
 
 LOGS = (METRICS, TRAJECTORIES)
 PACKAGES = ("torch", "transformers", "trl", "peft", "pettingzoo", "gymnasium", "numpy")
@@ -222,13 +224,7 @@ class RunFolder(Folder):
         isolation: str | None = None,
         bases: Mapping[str, str] | None = None,
     ) -> None:
-        """Writes config.yaml and adds a start to run.json.
-
-        Args:
-            config: resolved settings.
-            isolation: what confines the agents' programs; None where they write none.
-            bases: policy -> its base model.
-        """
+        """Writes config.yaml and adds a start to run.json."""
         start = {
             "format": FORMAT,
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -246,13 +242,13 @@ class RunFolder(Folder):
         if not (self.path / CONFIG).exists():
             self.write(CONFIG, config_text(config))
 
-    def rows(self, name: str) -> list[dict[str, Any]]:
+    def rows(self, name: str) -> list[JsonObject]:
         """All rows of a log.
 
         Raises:
             RunFolderError: a line is damaged.
         """
-        path, rows = self.path / name, list[dict[str, Any]]()
+        path, rows = self.path / name, list[JsonObject]()
         if not path.exists():
             return []
         with path.open("rb") as file:
@@ -441,8 +437,8 @@ _PARTS = {"cast": "all", "reward_transform": "as_paid", "estimator": "at_grpo"}
 """Parts of a method until 0.2, in the order in which they are joined -> the default."""
 _ARGUMENTS = tuple(f"{name}_args" for name in _PARTS)
 _GONE = (
-    *(*_PARTS, *_ARGUMENTS, "shape", "stream_gradients"),
-    *("serve", "server", "server_key", "server_timeout"),
+    *(*_PARTS, *_ARGUMENTS),
+    *names_in("shape stream_gradients serve server server_key server_timeout"),
 )
 _RENAMED = {"agent": "dr_mas", "maporl": "debate", "matpo": "root"}
 """Old name of a part -> today's; methods have some of the old names."""
@@ -465,7 +461,7 @@ _VARIANTS = {
 """Method -> another one with the same parts; they differ in settings, which are saved as well."""
 
 
-def upgraded(values: Mapping[str, Any]) -> dict[str, Any]:
+def upgraded(values: Mapping[str, Any]) -> JsonObject:
     """A saved configuration of any version, by today's names.
 
     Until 0.2 a method was up to three parts, each with arguments, and a shape.
@@ -480,7 +476,7 @@ def upgraded(values: Mapping[str, Any]) -> dict[str, Any]:
         method = _METHODS.get(joined, joined)
         if _VARIANTS.get(settings.get("method", "")) != method:
             settings["method"] = method
-    arguments: dict[str, Any] = {}
+    arguments: JsonObject = {}
     for name in ("method_args", *_ARGUMENTS):
         arguments |= as_object(name, values.get(name))
     if values.get("shape") is not None:

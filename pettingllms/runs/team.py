@@ -22,12 +22,12 @@ from typing import Any
 from pettingllms.envs.aec import ENVIRONMENTS
 from pettingllms.errors import ConfigError, RunFolderError
 from pettingllms.policies.sources import TEAM
+from pettingllms.registry import names_in
 from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.trainers.settings import as_object
 
-SETTINGS = (
-    *("env", "env_args", "alpha", "model", "revision", "max_completion_length", "temperature"),
-    "chat_template_kwargs",
+SETTINGS = names_in(
+    "env env_args alpha model revision max_completion_length temperature chat_template_kwargs"
 )
 _MODEL = re.compile(r"(\w[\w.:-]*(/\w[\w.-]*)?)?")
 _PLAIN = re.compile(r"[\w ., -]*")
@@ -48,10 +48,6 @@ def team_text(
 
 def team_of(folder: Path, env: str | None) -> ATGRPOConfig | None:
     """The settings of a shared team; None where the folder is of another kind.
-
-    Args:
-        folder: what was shared.
-        env: the environment that the user names, if any.
 
     Raises:
         RunFolderError: team.json is damaged.

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from pettingllms.errors import ConfigError
 from pettingllms.samplers.base import SamplingParams
 from pettingllms.samplers.replies import ApiReply, Cost
+from pettingllms.types import JsonObject
 
 if TYPE_CHECKING:
     import openai
@@ -51,7 +52,7 @@ class ApiSettings:
     """Requests at the same time."""
     timeout: float = 120.0
     """Seconds for an answer."""
-    args: dict[str, Any] = field(default_factory=dict)
+    args: JsonObject = field(default_factory=dict)
     """More fields of the body of a request; None leaves one out."""
 
     def __post_init__(self) -> None:
@@ -130,9 +131,6 @@ def read_key(path: str) -> str:
 class ApiCall:
     """Asks a server for single completions; several threads may use it.
 
-    Args:
-        settings: the address, the key, and the bounds.
-
     Raises:
         ConfigError: the `openai` client is not installed.
     """
@@ -189,7 +187,7 @@ class ApiCall:
         """Closes the connections."""
         self._client.close()
 
-    def _post(self, body: dict[str, Any]) -> bytes:
+    def _post(self, body: JsonObject) -> bytes:
         """The body of the answer, bounded in size."""
         data = bytearray()
         create = self._client.chat.completions.with_streaming_response.create
@@ -268,10 +266,10 @@ class ApiCall:
 
 
 def _body(
-    model: str, prompt: str, seed: int, params: SamplingParams, args: dict[str, Any]
-) -> dict[str, Any]:
+    model: str, prompt: str, seed: int, params: SamplingParams, args: JsonObject
+) -> JsonObject:
     """The body of a request; a field that changes nothing is left out, since not all servers know it."""
-    body: dict[str, Any] = {
+    body: JsonObject = {
         "max_tokens": params.max_new_tokens,
         "temperature": 0.0 if params.greedy else params.temperature,
         "top_p": None if params.greedy or params.top_p == 1.0 else params.top_p,

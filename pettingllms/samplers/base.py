@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
-    States = Mapping[int, tuple[torch.Tensor, torch.Tensor]]
-    """Layer -> keys and values of a text, `_1hPD`."""
+    from pettingllms.models.shared_prompts import States
 
 SAMPLERS = Registry(
     "sampler",

@@ -27,6 +27,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import (
     DynamicLayer,
@@ -227,15 +228,13 @@ class ContinuousBatch:
         whole: bool,
     ) -> torch.Tensor:
         """Logits `_UPV` at every position, or at the last one alone; fills the cache."""
-        width = max(map(len, prompts))
-        pads = [width - len(prompt) for prompt in prompts]
-        ids = [
-            [self._pad_id] * pad + list(prompt) for pad, prompt in zip(pads, prompts, strict=True)
-        ]
-        column_P = torch.arange(width, device=model.device)
-        position_UP = column_P - torch.tensor(pads, device=model.device)[:, None]
+        rows = [torch.tensor(prompt) for prompt in prompts]
+        ids_UP = pad_sequence(rows, True, self._pad_id, "left").to(model.device)
+        width = ids_UP.shape[1]
+        pads = torch.tensor([width - len(prompt) for prompt in prompts], device=model.device)
+        position_UP = torch.arange(width, device=model.device) - pads[:, None]
         logits_UPV: torch.Tensor = model(
-            input_ids=torch.tensor(ids, device=model.device),
+            input_ids=ids_UP,
             attention_mask=position_UP >= 0,
             position_ids=position_UP.clamp(min=0),
             past_key_values=cache,

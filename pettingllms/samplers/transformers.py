@@ -23,14 +23,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import accumulate, chain
+from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedModel
 
-from pettingllms.models.shared_prompts import ContinuedLayout, PackedLayout, enabled, forward
+from pettingllms.models.shared_prompts import (
+    ContinuedLayout,
+    PackedLayout,
+    States,
+    enabled,
+    forward,
+)
 from pettingllms.samplers.base import (
     DEFAULT_TOKENS_PER_BATCH,
     Memory,
@@ -42,9 +49,8 @@ from pettingllms.samplers.base import (
 )
 from pettingllms.types import Request
 
-if TYPE_CHECKING:
-    from pettingllms.samplers.base import States
-
+Prompts = Sequence[tuple[int, ...]]
+"""Token ids of each prompt."""
 # Room for so many new tokens before a buffer has to be copied for the first time.
 _SPARE = 32
 
@@ -104,7 +110,7 @@ class SharedDecoding:
     def __init__(
         self,
         model: PreTrainedModel,
-        prompts: Sequence[tuple[int, ...]],
+        prompts: Prompts,
         begun: Sequence[States | None] = (),
     ) -> None:
         self._model, self._prompts = model, prompts
@@ -117,7 +123,7 @@ class SharedDecoding:
         hidden_UP = column_P >= lengths_U[:, None]
         # None where all prompts are as long, because a mask costs a pass over all scores.
         self._hidden_U11P = hidden_UP[:, None, None] if bool(hidden_UP.any()) else None
-        self._states: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._states: States = {}
         self._caches: dict[int, tuple[_Cache, _Cache]] = {}
         self._arrange()
 
@@ -166,9 +172,8 @@ class SharedDecoding:
         """
         # A row that stays in its place need not be copied.
         moved = (index_R != torch.arange(index_R.shape[0], device=index_R.device)).nonzero()[:, 0]
-        for keys, values in self._caches.values():
-            keys.keep(index_R, moved, most)
-            values.keep(index_R, moved, most)
+        for cache in chain.from_iterable(self._caches.values()):
+            cache.keep(index_R, moved, most)
         self._position_R = self._position_R[index_R]
         self._owner_R = self._owner_R[index_R]
         live_U = self._owner_R.unique()
@@ -224,13 +229,13 @@ class SharedDecoding:
             rows[owner].append(row)
         most = max(map(len, rows))
         # An empty place repeats row 0; its output is not read.
-        grid = [mine + [0] * (most - len(mine)) for mine in rows]
-        places = {row: u * most + k for u, mine in enumerate(rows) for k, row in enumerate(mine)}
+        grid = [of_prompt + [0] * (most - len(of_prompt)) for of_prompt in rows]
+        places = {row: u * most + k for u, of_u in enumerate(rows) for k, row in enumerate(of_u)}
         device = self._owner_R.device
         self._grid_UK = torch.tensor(grid, device=device)
         self._place_R = torch.tensor([places[row] for row in range(len(owners))], device=device)
         # Rows in the order of the grid need no gathering, only views.
-        self._regular = [row for mine in grid for row in mine] == list(range(len(owners)))
+        self._regular = [*chain(*grid)] == [*range(len(owners))]
 
     def _to_grid(self, states_NGX: torch.Tensor, heads: int) -> torch.Tensor:
         """Rows to `_WKX`, where K counts rows x query heads."""
@@ -252,26 +257,17 @@ class SharedDecoding:
 
 
 class PlainDecoding:
-    """Repeats transformers' own cache for every row.
+    """Repeats transformers' own cache for every row."""
 
-    Args:
-        model: any causal model.
-        prompts: token ids.
-        pad_id: fills the left of shorter prompts, masked.
-    """
-
-    def __init__(
-        self, model: PreTrainedModel, prompts: Sequence[tuple[int, ...]], pad_id: int
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, prompts: Prompts, pad_id: int) -> None:
         self._model = model
         device = model.device
-        width = max(len(prompt) for prompt in prompts)
+        rows = [torch.tensor(prompt) for prompt in prompts]
         # Padded on the left, so that the last position of every row is its latest token.
-        ids = [[pad_id] * (width - len(prompt)) + list(prompt) for prompt in prompts]
-        mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
-        self._ids_UP = torch.tensor(ids, device=device)
-        self._mask_RS = torch.tensor(mask, device=device)
-        self._position_R = torch.tensor([len(prompt) for prompt in prompts], device=device)
+        self._ids_UP = pad_sequence(rows, True, pad_id, "left").to(device)
+        ones = [torch.ones_like(row) for row in rows]
+        self._mask_RS = pad_sequence(ones, True, 0, "left").to(device)
+        self._position_R = self._mask_RS.sum(1)
         self._cache = DynamicCache(config=model.config)
 
     def start(self) -> torch.Tensor:
@@ -318,12 +314,7 @@ def open_engine(served: ServedPolicies, settings: SamplerSettings) -> Transforme
 
 
 class TransformersEngine:
-    """Samples from the models that are trained, or from their merged copies.
-
-    Args:
-        weights: the policies.
-        generator: generates with one model.
-    """
+    """Samples from the models that are trained, or from their merged copies."""
 
     continuous = False
 
@@ -343,19 +334,20 @@ class TransformersEngine:
         """Completes every request `n` times, one batch per policy."""
         completions: list[list[SampledTokens]] = [[] for _ in requests]
         for policy in dict.fromkeys(request.policy for request in requests):
-            mine = [i for i, request in enumerate(requests) if request.policy == policy]
-            prompts = [requests[i].prompt_ids for i in mine]
-            seeds = [requests[i].seed for i in mine]
+            places = [i for i, request in enumerate(requests) if request.policy == policy]
+            asked = [requests[i] for i in places]
+            prompts = [request.prompt_ids for request in asked]
+            seeds = [request.seed for request in asked]
             model = self._weights.sampling_module(policy)
             if model.training:
                 model.train(False)
             owner = policy, self.versions.get(policy)
             memories = defaultdict[tuple[int, ...], list[Memory]](list)
-            for request in (requests[i] for i in mine):
+            for request in asked:
                 if request.memory is not None:
                     memories[request.prompt_ids].append(request.memory.of(owner))
             sampled = self.generator.generate(model, prompts, n, params, seeds, memories)
-            for i, candidates in zip(mine, sampled, strict=True):
+            for i, candidates in zip(places, sampled, strict=True):
                 completions[i] = candidates
         return completions
 
@@ -391,7 +383,7 @@ class BatchGenerator:
     def generate(
         self,
         model: PreTrainedModel,
-        prompts: Sequence[tuple[int, ...]],
+        prompts: Prompts,
         n: int,
         params: SamplingParams,
         seeds: Sequence[int],
@@ -409,17 +401,14 @@ class BatchGenerator:
         """
         device = model.device
         distinct = {prompt: index for index, prompt in enumerate(dict.fromkeys(prompts))}
-        candidates = [_Candidate(distinct[prompt], slot) for slot, prompt in enumerate(prompts)]
         noise: torch.Tensor | None = None
         if params.greedy:
             # Equal prompts have equal greedy completions: one candidate stands for all of them.
-            candidates = list(
-                {candidate.prompt: candidate for candidate in reversed(candidates)}.values()
-            )
+            candidates = [_Candidate(index, index) for index in distinct.values()]
         else:
             candidates = [
-                _Candidate(candidate.prompt, candidate.slot * n + k)
-                for candidate in candidates
+                _Candidate(distinct[prompt], place * n + k)
+                for place, prompt in enumerate(prompts)
                 for k in range(n)
             ]
             noise = uniform(seeds, n, params.max_new_tokens)
@@ -430,14 +419,13 @@ class BatchGenerator:
         for batch in self._batches(candidates, by_index, params.max_new_tokens, enabled(model)):
             done.update(self._decode(model, batch, by_index, params, noise, memories or {}))
         if params.greedy:
-            first = {candidate.prompt: done[candidate.slot] for candidate in candidates}
-            return [[first[distinct[prompt]]] * n for prompt in prompts]
+            return [[done[distinct[prompt]]] * n for prompt in prompts]
         return [[done[index * n + k] for k in range(n)] for index in range(len(prompts))]
 
     def _batches(
         self,
         candidates: Sequence[_Candidate],
-        prompts: Sequence[tuple[int, ...]],
+        prompts: Prompts,
         max_new_tokens: int,
         shared: bool,
     ) -> Iterator[list[_Candidate]]:
@@ -465,7 +453,7 @@ class BatchGenerator:
         self,
         model: PreTrainedModel,
         candidates: Sequence[_Candidate],
-        prompts: Sequence[tuple[int, ...]],
+        prompts: Prompts,
         params: SamplingParams,
         noise: torch.Tensor | None,
         memories: Memories,
@@ -514,22 +502,22 @@ class BatchGenerator:
         return self._collect(steps)
 
     def _begin(
-        self, model: PreTrainedModel, texts: Sequence[tuple[int, ...]], memories: Memories
+        self, model: PreTrainedModel, texts: Prompts, memories: Memories
     ) -> tuple[PlainDecoding | SharedDecoding, torch.Tensor]:
         """Computes the prompts as far as their memories do not know them; logits `_UV` of what follows each."""
         if not enabled(model):
             plain = PlainDecoding(model, texts, self._pad_id)
             return plain, plain.start()
-        mine = [memories.get(text, ()) for text in texts]
+        memories_U = [memories.get(text, ()) for text in texts]
         begun = [
-            next(filter(None, (memory.beginning(text) for memory in some)), None)
-            for text, some in zip(texts, mine, strict=True)
+            next(filter(None, (memory.beginning(text) for memory in of_text)), None)
+            for text, of_text in zip(texts, memories_U, strict=True)
         ]
         shared = SharedDecoding(model, texts, begun)
         logits_UV = shared.start()
-        for u, some in enumerate(mine):
-            states = shared.states(u) if some else None
-            for memory in some:
+        for u, of_text in enumerate(memories_U):
+            states = shared.states(u) if of_text else None
+            for memory in of_text:
                 memory.keep(texts[u], states)
         return shared, logits_UV
 

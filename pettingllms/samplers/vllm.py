@@ -117,13 +117,6 @@ class AdapterFolder:
 class VllmEngine:
     """The vLLM engine or engines of a policy set.
 
-    Args:
-        weights: the policies.
-        names: of the policies.
-        end_ids: tokens that end a completion.
-        options: vLLM's, from `engine_options`.
-        folder: where adapters and the log are written; a temporary one if None.
-
     Raises:
         ConfigError: vLLM cannot run this model with these settings.
     """

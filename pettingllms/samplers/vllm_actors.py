@@ -294,12 +294,7 @@ def why_lost(error: BaseException | None) -> str:
 
 
 class PublishingEngine(RemoteEngine):
-    """Asks engines in the process that has the weights.
-
-    Args:
-        served: the policies.
-        settings: of the engines.
-    """
+    """Asks engines in the process that has the weights."""
 
     def __init__(self, served: ServedPolicies, settings: SamplerSettings) -> None:
         super().__init__(partial(_stored, served.weights))

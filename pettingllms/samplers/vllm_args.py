@@ -13,7 +13,7 @@ from typing import Any
 
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.samplers.base import SamplerSettings, SamplingParams, ServedPolicies
-from pettingllms.types import Request
+from pettingllms.types import JsonObject, Request
 
 OPTIONS: Mapping[str, type] = {
     "block_size": int,
@@ -74,7 +74,7 @@ def require_vllm() -> None:
 # ------------------------------------------------------------------------------ checks of settings
 
 
-def check_options(options: Mapping[str, Any]) -> dict[str, Any]:
+def check_options(options: Mapping[str, Any]) -> JsonObject:
     """Returns the options if every name passes through and every value has its type.
 
     Raises:
@@ -118,7 +118,7 @@ def check_requests(requests: Sequence[Request], params: SamplingParams, max_mode
 
 def engine_options(
     served: ServedPolicies, settings: SamplerSettings, *, engines: int
-) -> dict[str, Any]:
+) -> JsonObject:
     """All arguments of an engine, as Python takes them.
 
     Args:
@@ -157,12 +157,12 @@ def _context(lengths: tuple[int, int] | None, chosen: int | None) -> dict[str, i
     return {"max_model_len": most}
 
 
-def engine_defaults(on_cpu: bool, engines: int) -> dict[str, Any]:
+def engine_defaults(on_cpu: bool, engines: int) -> JsonObject:
     """Settings for an engine that shares its device with a trainer and with other engines."""
     if on_cpu:
         # Blocks of 32 tokens, the fewest that its CPU kernels run well with, let short prompts
         # share one.
-        memory: dict[str, Any] = {
+        memory: JsonObject = {
             "kv_cache_memory_bytes": 1 << 30,
             "block_size": 32,
             "enforce_eager": True,
@@ -178,7 +178,7 @@ def engine_defaults(on_cpu: bool, engines: int) -> dict[str, Any]:
     return {**memory, "logprobs_mode": "processed_logprobs", "generation_config": "vllm"}
 
 
-def lora_options(names: Sequence[str], rank: int | None) -> dict[str, Any]:
+def lora_options(names: Sequence[str], rank: int | None) -> JsonObject:
     """Settings for one adapter per policy, and room for the next version of each.
 
     Raises:

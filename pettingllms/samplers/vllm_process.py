@@ -87,11 +87,6 @@ class VllmEndpoint:
     ) -> Generator[dict[str, Any]]:
         """The events that answer JSON content; leaving the iterator ends the request.
 
-        Args:
-            path: where.
-            content: what is asked.
-            timeout: seconds for each event.
-
         Raises:
             ServerError: another status than 200, or an error among the events.
             httpx2.HTTPError: no answer in time, or not of HTTP.
@@ -173,11 +168,6 @@ class VllmProcess:
 
     It listens on this machine only, asks for a random key, writes to a log file, and ends with this
     process in any case.
-
-    Args:
-        model: name or folder of the base model.
-        arguments: more of vLLM's command line.
-        log: file that its output is appended to.
     """
 
     def __init__(self, model: str, arguments: Sequence[str], log: Path) -> None:

@@ -19,7 +19,7 @@ import functools
 import math
 import weakref
 from collections.abc import Sequence
-from typing import Any, Literal, Self, overload
+from typing import Any, Self
 
 from pettingllms.errors import ConfigError, SandboxUnavailable
 from pettingllms.registry import resolve
@@ -30,7 +30,6 @@ from pettingllms.sandbox.types import (
     STATUSES,
     Case,
     Limits,
-    OpenSandbox,
     RunResult,
     Sandbox,
     SandboxSettings,
@@ -50,28 +49,6 @@ __all__ = [
 ]
 
 
-@overload
-def open_sandbox(
-    sandbox: Literal["embedded", "docker"] = "embedded",
-    workers: int | None = None,
-    *,
-    allow_unsafe: bool = False,
-    require_isolation: str = "any",
-    **changes: Any,
-) -> PooledSandbox: ...
-
-
-@overload
-def open_sandbox(
-    sandbox: SandboxSettings | str,
-    workers: int | None = None,
-    *,
-    allow_unsafe: bool = False,
-    require_isolation: str = "any",
-    **changes: Any,
-) -> OpenSandbox: ...
-
-
 def open_sandbox(
     sandbox: SandboxSettings | str = "embedded",
     workers: int | None = None,
@@ -79,7 +56,7 @@ def open_sandbox(
     allow_unsafe: bool = False,
     require_isolation: str = "any",
     **changes: Any,
-) -> OpenSandbox:
+) -> PooledSandbox | CustomSandbox:
     """Open a new sandbox. Workers start with the first programs; `close` it, or use `with`.
 
     Args:
@@ -111,7 +88,7 @@ def open_sandbox(
     return opened
 
 
-def _open(settings: SandboxSettings, allow_unsafe: bool) -> OpenSandbox:
+def _open(settings: SandboxSettings, allow_unsafe: bool) -> PooledSandbox | CustomSandbox:
     backend = settings.backend
     # Each is imported when it is opened, so that none has to work where another one is used.
     if backend == "embedded":
@@ -143,9 +120,7 @@ def shared_sandbox(sandbox: SandboxSettings | str = "embedded") -> Sandbox:
     return _shared(SandboxSettings.of(sandbox).pool)
 
 
-@functools.cache
-def _shared(settings: SandboxSettings) -> Sandbox:
-    return open_sandbox(settings)
+_shared = functools.cache(open_sandbox)
 
 
 # --------------------------------------------------------------------------------------- custom

@@ -325,8 +325,7 @@ def _require_image(client: Any, image: str, packages: Sequence[str]) -> None:
 
 
 def _require_runtime(client: Any, runtime: str | None) -> None:
-    runtimes = client.info().get("Runtimes", {}) if runtime is not None else {}
-    if runtime is not None and runtime not in runtimes:
+    if runtime and runtime not in (runtimes := client.info().get("Runtimes", {})):
         raise SandboxUnavailable(
             f"the engine has no runtime {runtime!r}; {did_you_mean(runtime, runtimes)} Add it to the "
             "engine with `dockerd --add-runtime` or in /etc/docker/daemon.json"

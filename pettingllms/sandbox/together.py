@@ -164,10 +164,6 @@ class SharedRuns:
 
     It knows the results that it has found so far, so that many runs can be tried ahead of the calls
     that want them: a process for all costs what a process for one does.
-
-    Args:
-        sandbox: what everything runs in.
-        limits, end_at_limit: as in `Sandbox.run`.
     """
 
     def __init__(
@@ -329,12 +325,6 @@ class Gatherer:
         self, sandbox: Sandbox, programs: Sequence[str], cases: Sequence[Case], limits: Limits
     ) -> Output:
         """Runs programs on cases, which call one function or none, perhaps with those of other threads.
-
-        Args:
-            sandbox: where; the same for all threads.
-            programs: what to run.
-            cases: on what.
-            limits: of the process; requests with other limits have another one.
 
         Raises:
             SandboxUnavailable: as `Sandbox.run`.

@@ -200,14 +200,6 @@ class Sandbox(Protocol):
         ...
 
 
-class OpenSandbox(Sandbox, Protocol):
-    """A `Sandbox` that a `with` statement closes."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-
 Pair = tuple[int, int]
 """A program's and a case's number."""
 

@@ -98,10 +98,7 @@ os.register_at_fork(after_in_child=_starter.cache_clear)
 class ProcessChannel:
     """A worker that is a process of this machine, exec'd with nothing but `environment`.
 
-    Args:
-        command: program and arguments.
-        environment: all of its environment variables.
-        at_end: called once the worker is gone, perhaps more than once.
+    `at_end` is called once the worker is gone, perhaps more than once.
 
     Raises:
         WorkerLost: it cannot be started.

@@ -33,11 +33,7 @@ _LONGEST_TAIL = 3
 
 
 class TextStream:
-    """Decodes a growing list of tokens, each only a few times.
-
-    Args:
-        decode: text of tokens, without special ones.
-    """
+    """Decodes a growing list of tokens, each only a few times."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode
@@ -242,7 +238,7 @@ class Completing:
         # Nothing is sampled, so that no token will close a choice: a prompt is done once it is
         # scored.
         if not self._params.max_new_tokens:
-            self._open = len(self._prompts) * self._n - len(self.scores) * self._n
+            self._open = (len(self._prompts) - len(self.scores)) * self._n
         if pieces:
             self._listener(pieces)
         if not self._open:

@@ -119,14 +119,7 @@ async def unless_gone(request: Request, answer: Awaitable[Response]) -> Response
 
 
 class Streamed(StreamingResponse):
-    """An answer that comes in parts; `close` is called when the last one is sent, or the client leaves.
-
-    Args:
-        parts: what is sent.
-        close: frees their source.
-        status: the HTTP status.
-        kind: the content type.
-    """
+    """An answer that comes in parts; `close` is called when the last one is sent, or the client leaves."""
 
     def __init__(
         self,

@@ -65,14 +65,7 @@ def players_of(
     endpoint: VllmEndpoint,
     template: Mapping[str, Any] | None = None,
 ) -> VllmPlayers:
-    """The players of a server that runs.
-
-    Args:
-        model: the base model.
-        roles: role -> policy.
-        endpoint: the server.
-        template: arguments of the chat template.
-    """
+    """The players of a server that runs."""
     tokenizer = AutoTokenizer.from_pretrained(model)
     # The model is vLLM's and not loaded here, so that its end tokens are read from its files.
     ends = {tokenizer.eos_token_id}
@@ -90,14 +83,7 @@ def players_of(
 
 
 class VllmServer:
-    """Answers requests to the roles of a team through a server that holds their adapters.
-
-    Args:
-        players: the roles.
-        endpoint: the server, of HTTP.
-        max_tokens: length of a team's turn if the request does not set it.
-        env: the team's environment; None: the chat template alone.
-    """
+    """Answers requests to the roles of a team through a server that holds their adapters."""
 
     def __init__(
         self,

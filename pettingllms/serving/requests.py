@@ -9,16 +9,24 @@ template. `"role_prompt": false` leaves the conversation as it is; text completi
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pettingllms.envs.program_calls import messages_of, role_named, stops_of, tools_of
 from pettingllms.envs.questions import RolePrompt
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 from pettingllms.policies.chat import REFUSALS, Chat
+from pettingllms.registry import names_in
 from pettingllms.samplers.base import SamplingParams
+from pettingllms.types import Messages
 
+if TYPE_CHECKING:
+    from pettingllms.policies.policy_set import PolicySet
+    from pettingllms.serving.proxy import VllmPlayers
+
+Body = Mapping[str, Any]
+"""The JSON of a request."""
 TEAM = "team"
 """The model name of the whole team."""
 MOST_CHOICES = 128
@@ -26,36 +34,31 @@ MOST_CHOICES = 128
 MOST_LIKELIEST = 20
 MESSAGES, PROMPT = "messages", "prompt"
 
-_COMMON = ("model", "n", "temperature", "top_p", "seed", "max_tokens", "stream", "stream_options")
+_COMMON = "model n temperature top_p seed max_tokens stream stream_options stop logprobs"
 _KNOWN = {
-    MESSAGES: (
-        *_COMMON,
-        *("messages", "max_completion_tokens", "stop", "logprobs", "top_logprobs", "role_prompt"),
-        *("tools", "tool_choice"),
+    MESSAGES: names_in(
+        f"{_COMMON} messages max_completion_tokens top_logprobs role_prompt tools tool_choice"
     ),
-    PROMPT: (*_COMMON, "prompt", "stop", "logprobs", "echo"),
+    PROMPT: names_in(f"{_COMMON} prompt echo"),
 }
 _NOTED = ("user", "metadata", "safety_identifier", "prompt_cache_key")
 """Labels that ask for nothing."""
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys(names_in("presence_penalty frequency_penalty min_p min_tokens priority"), (0,)),
+    **dict.fromkeys(names_in("repetition_penalty length_penalty best_of"), (1,)),
+    **dict.fromkeys(names_in("logit_bias chat_template_kwargs"), ({},)),
+    **dict.fromkeys(names_in("functions bad_words stop_token_ids"), ([],)),
     **dict.fromkeys(
-        ("presence_penalty", "frequency_penalty", "min_p", "min_tokens", "priority"), (0,)
-    ),
-    **dict.fromkeys(("repetition_penalty", "length_penalty", "best_of"), (1,)),
-    **dict.fromkeys(("logit_bias", "chat_template_kwargs"), ({},)),
-    **dict.fromkeys(("functions", "bad_words", "stop_token_ids"), ([],)),
-    **dict.fromkeys(
-        (
-            *("store", "ignore_eos", "add_special_tokens", "continue_final_message", "echo"),
-            *("early_stopping", "include_stop_str_in_output", "return_token_ids"),
-            *("return_tokens_as_token_ids", "use_beam_search"),
+        names_in(
+            "store ignore_eos add_special_tokens continue_final_message echo early_stopping "
+            "include_stop_str_in_output return_token_ids return_tokens_as_token_ids use_beam_search"
         ),
         (False,),
     ),
     **dict.fromkeys(
-        (
-            *("skip_special_tokens", "add_generation_prompt", "include_reasoning"),
-            "spaces_between_special_tokens",
+        names_in(
+            "skip_special_tokens add_generation_prompt include_reasoning "
+            "spaces_between_special_tokens"
         ),
         (True,),
     ),
@@ -106,23 +109,6 @@ class TeamRequest:
     usage: bool = False
 
 
-class Players(Protocol):
-    """The roles of a team, as a `PolicySet` has them."""
-
-    roles_to_policies: dict[str, str]
-    contexts: dict[str, int]
-    """Policy -> most tokens of a prompt and its completion together."""
-
-    def chat_for(self, policy: str) -> Chat:
-        """The policy's tokenizer and template."""
-
-    def policy_for(self, role: str) -> str:
-        """The policy that plays a role."""
-
-    def prompt_ids(self, role: str, text: str) -> tuple[int, ...]:
-        """The tokens of an observation."""
-
-
 class RequestReader:
     """Reads the bodies of requests for roles of one team.
 
@@ -133,7 +119,7 @@ class RequestReader:
     """
 
     def __init__(
-        self, players: Players, prompts: Mapping[str, RolePrompt], max_tokens: int
+        self, players: PolicySet | VllmPlayers, prompts: Mapping[str, RolePrompt], max_tokens: int
     ) -> None:
         self.players, self._max_tokens = players, max_tokens
         self.roles = tuple(players.roles_to_policies)
@@ -144,11 +130,10 @@ class RequestReader:
     @property
     def models(self) -> tuple[str, ...]:
         """The names that `model` may have."""
-        whole = bool(self.prompts) and not self._elsewhere
-        team_name = TEAM if whole and TEAM not in self.roles else None
-        return self.roles if team_name is None else (*self.roles, team_name)
+        whole = bool(self.prompts) and not self._elsewhere and TEAM not in self.roles
+        return (*self.roles, TEAM) if whole else self.roles
 
-    def for_team(self, body: Mapping[str, Any]) -> bool:
+    def for_team(self, body: Body) -> bool:
         """Returns whether a body asks for the whole team; a role of that name takes precedence."""
         return role_named(body.get("model")) == TEAM and TEAM not in self.roles
 
@@ -162,7 +147,7 @@ class RequestReader:
             return min(map(self.context, self.roles))
         return self.players.contexts[self.players.policy_for(role)]
 
-    def role(self, body: Mapping[str, Any]) -> str:
+    def role(self, body: Body) -> str:
         """The role that a body asks.
 
         Raises:
@@ -173,7 +158,7 @@ class RequestReader:
             raise UnknownNameError(f"no model {model!r}; {did_you_mean(role, self.models)}")
         return role
 
-    def read(self, body: Mapping[str, Any], form: str) -> CompletionRequest:
+    def read(self, body: Body, form: str) -> CompletionRequest:
         """Checks a body for a role; `form` is `MESSAGES` or `PROMPT`.
 
         Raises:
@@ -212,7 +197,7 @@ class RequestReader:
             tools=tools,
         )
 
-    def read_team(self, body: Mapping[str, Any], form: str) -> TeamRequest:
+    def read_team(self, body: Body, form: str) -> TeamRequest:
         """Checks a body for the whole team.
 
         Raises:
@@ -258,9 +243,7 @@ class RequestReader:
             usage=_usage(body),
         )
 
-    def _params(
-        self, body: Mapping[str, Any], prompt: int, context: int, *, fewest: int
-    ) -> SamplingParams:
+    def _params(self, body: Body, prompt: int, context: int, *, fewest: int) -> SamplingParams:
         room = context - prompt
         # OpenAI's newer name goes before the older one.
         limit = number(body, "max_completion_tokens", None, fewest, 1 << 30, int)
@@ -283,9 +266,7 @@ class RequestReader:
             top_p=float(number(body, "top_p", 1.0, 1e-6, 1.0, float)),
         )
 
-    def _prompts(
-        self, role: str, body: Mapping[str, Any], form: str
-    ) -> tuple[tuple[int, ...], ...]:
+    def _prompts(self, role: str, body: Body, form: str) -> tuple[tuple[int, ...], ...]:
         if form == MESSAGES:
             turns = turns_of(body[MESSAGES])
             if flag(body, "role_prompt", default=True):
@@ -320,7 +301,7 @@ class RequestReader:
         return tuple(prompt)
 
 
-def check_names(body: Mapping[str, Any], form: str) -> None:
+def check_names(body: Body, form: str) -> None:
     """Refuses parameters that are unknown, or known and asked for something that is not there.
 
     Raises:
@@ -344,7 +325,7 @@ def check_names(body: Mapping[str, Any], form: str) -> None:
             )
 
 
-def asked(turns: Sequence[Mapping[str, Any]], prompt: RolePrompt | None) -> list[dict[str, Any]]:
+def asked(turns: Messages, prompt: RolePrompt | None) -> list[dict[str, Any]]:
     """The conversation with its first user turn in the role's prompt of training."""
     conversation = [dict(turn) for turn in turns]
     first = next((k for k, turn in enumerate(conversation) if turn["role"] == "user"), None)
@@ -370,7 +351,7 @@ def plain(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def flag(body: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
+def flag(body: Body, name: str, *, default: bool = False) -> bool:
     """A parameter that is true or false."""
     value = body.get(name)
     if value is None:
@@ -380,9 +361,7 @@ def flag(body: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
     return value
 
 
-def number(
-    body: Mapping[str, Any], name: str, default: Any, low: Any, high: Any, kind: type
-) -> Any:
+def number(body: Body, name: str, default: Any, low: Any, high: Any, kind: type) -> Any:
     """A parameter that is a number between two others."""
     value = body.get(name)
     if value is None:
@@ -393,12 +372,12 @@ def number(
     return value
 
 
-def seed_of(body: Mapping[str, Any]) -> int:
+def seed_of(body: Body) -> int:
     """The request's seed, or a random one."""
     return int(number(body, "seed", secrets.randbits(62), -(1 << 63), (1 << 63) - 1, int))
 
 
-def _usage(body: Mapping[str, Any]) -> bool:
+def _usage(body: Body) -> bool:
     options = body.get("stream_options") or {}
     fits = isinstance(options, dict) and options.keys() <= {"include_usage", *_STREAMED}
     if not fits or any(options.get(name) for name in _STREAMED):
@@ -408,7 +387,7 @@ def _usage(body: Mapping[str, Any]) -> bool:
     return flag(options, "include_usage")
 
 
-def _likeliest(body: Mapping[str, Any], form: str) -> int | None:
+def _likeliest(body: Body, form: str) -> int | None:
     if form == PROMPT:
         logprobs = number(body, "logprobs", None, 0, MOST_LIKELIEST, int)
         return None if logprobs is None else int(logprobs)

@@ -12,7 +12,7 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.responses import JSONResponse, Response
 
@@ -22,9 +22,13 @@ from pettingllms.errors import PettingLLMsError
 from pettingllms.rollout.episode import AnyEnv, Episode, score
 from pettingllms.samplers.base import SamplingParams
 from pettingllms.serving import wire
-from pettingllms.serving.requests import MESSAGES, TEAM, Players, TeamRequest
+from pettingllms.serving.requests import MESSAGES, TEAM, TeamRequest
 from pettingllms.serving.worker import QueueFull, Stopped
 from pettingllms.types import Candidate, Completion, Group, Request, Task
+
+if TYPE_CHECKING:
+    from pettingllms.policies.policy_set import PolicySet
+    from pettingllms.serving.proxy import VllmPlayers
 
 
 class Left(PettingLLMsError, RuntimeError):
@@ -65,15 +69,9 @@ Hear = Callable[[Said, str], None]
 
 
 class TeamPlayer:
-    """Plays questions.
+    """Plays questions."""
 
-    Args:
-        env: takes questions; a template, never stepped itself.
-        players: who plays which role.
-        speak: samples.
-    """
-
-    def __init__(self, env: AnyEnv, players: Players, speak: Speak) -> None:
+    def __init__(self, env: AnyEnv, players: PolicySet | VllmPlayers, speak: Speak) -> None:
         self._env, self._players, self._speak = env, players, speak
 
     def play(self, wanted: TeamRequest, hear: Hear, gone: threading.Event) -> Played:
@@ -168,10 +166,6 @@ News = tuple[Said, str] | Played | PettingLLMsError
 
 class TeamAnswer:
     """One play, begun at once in a thread of its own.
-
-    Args:
-        player: the team.
-        wanted: the question.
 
     Raises:
         QueueFull: as many questions as possible are being played.

@@ -15,6 +15,7 @@ from pettingllms.policies.chat import Chat, from_gemma, from_harmony
 from pettingllms.samplers.continuous import Token
 from pettingllms.serving.completing import Choice, Piece
 from pettingllms.serving.requests import MESSAGES, CompletionRequest
+from pettingllms.types import JsonObject
 
 DONE = b"data: [DONE]\n\n"
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
@@ -35,7 +36,7 @@ def event(content: Mapping[str, Any]) -> bytes:
     return b"data: " + json.dumps(content, ensure_ascii=False).encode() + b"\n\n"
 
 
-def error(message: str, status: int) -> dict[str, Any]:
+def error(message: str, status: int) -> JsonObject:
     """The body of an error."""
     error_type = {
         401: "authentication_error",
@@ -53,13 +54,7 @@ def usage(prompt: int, new: int) -> dict[str, int]:
 
 
 class Header:
-    """The fields that all parts of one answer have in common.
-
-    Args:
-        model: the model's name in the request.
-        form: `MESSAGES` or `PROMPT`.
-        stream: whether the answer comes in chunks.
-    """
+    """The fields that all parts of one answer have in common."""
 
     def __init__(self, model: str, form: str, *, stream: bool) -> None:
         chat = form == MESSAGES
@@ -75,18 +70,13 @@ class Header:
             "model": model,
         }
 
-    def body(self, choices: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]:
+    def body(self, choices: Sequence[Mapping[str, Any]], **more: Any) -> JsonObject:
         """An answer or a chunk."""
         return {**self._fields, "choices": list(choices), **more}
 
 
 class Writer:
-    """Writes the answer to one request for completions.
-
-    Args:
-        wanted: the request.
-        chat: its tokenizer names tokens.
-    """
+    """Writes the answer to one request for completions."""
 
     def __init__(self, wanted: CompletionRequest, chat: Chat) -> None:
         self._wanted, self._chat = wanted, chat
@@ -95,9 +85,7 @@ class Writer:
         self._offsets: dict[int, tuple[codecs.IncrementalDecoder, int]] = {}
         """Number of a choice -> what decodes the bytes of its tokens, and their characters so far."""
 
-    def whole(
-        self, choices: Sequence[Choice], scores: Mapping[int, Sequence[Token]]
-    ) -> dict[str, Any]:
+    def whole(self, choices: Sequence[Choice], scores: Mapping[int, Sequence[Token]]) -> JsonObject:
         """The answer at once."""
         written = [self._choice(k, choice, scores) for k, choice in enumerate(choices)]
         return self._header.body(written, usage=self._usage(choices))
@@ -121,7 +109,7 @@ class Writer:
             # report.
             if not piece.text and piece.finish is None and self._wanted.likeliest is None:
                 continue
-            choice: dict[str, Any] = {"index": piece.number}
+            choice: JsonObject = {"index": piece.number}
             if self._messages:
                 choice["delta"] = {"content": piece.text} if piece.text else {}
             else:
@@ -145,7 +133,7 @@ class Writer:
 
     def _choice(
         self, number: int, choice: Choice, scores: Mapping[int, Sequence[Token]]
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         # Choices are numbered prompt by prompt.
         prompt = number // self._wanted.n
         finish = choice.finish or "length"
@@ -155,7 +143,7 @@ class Writer:
                 text = from_gemma(from_harmony(text))
             message = message_of(text, uuid.uuid4().hex[:16], tools=self._wanted.tools)
             finish = "tool_calls" if "tool_calls" in message else finish
-            content: dict[str, Any] = {"message": message}
+            content: JsonObject = {"message": message}
             logprobs = self._logprobs(number, choice.tokens)
         else:
             ids = self._wanted.prompts[prompt] if self._wanted.echo else ()
@@ -171,7 +159,7 @@ class Writer:
         tokens: Sequence[Token],
         prompt: Sequence[int] = (),
         scores: Sequence[Token] = (),
-    ) -> dict[str, Any] | None:
+    ) -> JsonObject | None:
         if self._wanted.likeliest is None:
             return None
         if self._messages:
@@ -193,11 +181,11 @@ class Writer:
             "text_offset": offsets,
         }
 
-    def _of_chat(self, token: Token) -> dict[str, Any]:
+    def _of_chat(self, token: Token) -> JsonObject:
         likeliest = [self._named(*pair) for pair in token.likeliest]
         return {**self._named(token.id, token.logprob), "top_logprobs": likeliest}
 
-    def _named(self, token: int, logprob: float) -> dict[str, Any]:
+    def _named(self, token: int, logprob: float) -> JsonObject:
         data = list(self._bytes(token))
         return {"token": self._name(token), "logprob": max(logprob, _LEAST), "bytes": data}
 

@@ -183,11 +183,7 @@ def interval(value: float, error: float) -> list[float]:
 
 
 class Sums:
-    """Sums of the gradients of steps, from which `read` makes a `Reading`.
-
-    Args:
-        roles: that share the policy.
-    """
+    """Sums of the gradients of steps, from which `read` makes a `Reading`."""
 
     def __init__(self, roles: Sequence[str]) -> None:
         self.roles, self.steps = tuple(roles), 0
@@ -296,13 +292,7 @@ def _digest(prompt_ids: Sequence[int]) -> str:
 
 
 class Advice(Callback):
-    """Reads the first part of a run, and says once whether its roles should share a policy.
-
-    Args:
-        say: shows a text.
-        write: writes a file of the run folder: its name and its text.
-        file: the name of that file.
-    """
+    """Reads the first part of a run, and says once whether its roles should share a policy."""
 
     wants_gradients = True
     kept_as = "advice"

@@ -50,6 +50,10 @@ SAME = 1e-9
 """Rewards within this tolerance count as equal (float noise)."""
 
 
+Step = tuple[list[Trajectory], dict[str, float]]
+"""The records of a step, and what to log."""
+
+
 class AtGrpo(Method):
     """K completions of one prompt are compared; the episode continues from one of them.
 
@@ -162,7 +166,7 @@ class ATGRPO:
         )
         self.trained = tuple(self.settings)
 
-    def train_step(self) -> tuple[list[Trajectory], dict[str, float]]:
+    def train_step(self) -> Step:
         """Takes a step and publishes its weights. Returns the records and the metrics.
 
         Raises:
@@ -174,7 +178,7 @@ class ATGRPO:
         self.publish()
         return trajectories, metrics
 
-    def take_step(self) -> tuple[list[Trajectory], dict[str, float]]:
+    def take_step(self) -> Step:
         """Runs rollouts and updates every policy; the sampler keeps the old weights until `publish`.
 
         If it raises and `intact` is true, nothing has changed.
@@ -285,7 +289,7 @@ class ATGRPO:
         """Accumulates the clipped gradient of the step; returns its norm before that."""
         parameters = self.policies.parameters(policy)
         # In later iterations the weights are no longer those that sampled.
-        watching = [one for one in self.callbacks if one.wants_gradients and meter.on_policy]
+        watching = [c for c in self.callbacks if c.wants_gradients and meter.on_policy]
         roles = RoleGradients(parameters)
         self._backward(policy, batch, meter, roles if watching else None)
         for callback in watching:
@@ -358,13 +362,7 @@ def optimization(
 
 
 def last_step(config: ResolvedConfig, step: int, tokens: int) -> int:
-    """The step that training ends after; a forecast from the steps so far where tokens decide.
-
-    Args:
-        config: resolved settings.
-        step: steps done.
-        tokens: tokens generated in them.
-    """
+    """The step that training ends after; a forecast from the steps so far where tokens decide."""
     if config.max_tokens is None or not tokens:
         return config.max_steps
     if tokens >= config.max_tokens:

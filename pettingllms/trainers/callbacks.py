@@ -91,23 +91,14 @@ class Display(Protocol):
 class Silent:
     """A display that shows nothing."""
 
-    def say(self, text: str) -> None:
+    def say(self, *_: Any, **__: Any) -> None:
         """Shows nothing."""
 
-    def evaluating(self, what: str, done: int, total: int) -> None:
-        """Shows nothing."""
-
-    def step(self, step: int, total: int, row: Mapping[str, Any]) -> None:
-        """Shows nothing."""
+    evaluating = step = say
 
 
 class Lines:
-    """A display that writes one plain line a step.
-
-    Args:
-        write: takes a line.
-        beside: another display, which is shown everything as well.
-    """
+    """A display that writes one plain line a step."""
 
     def __init__(self, write: Callable[[str], object], beside: Display | None = None) -> None:
         self._write, self._beside, self._clock = write, beside or Silent(), TimeLeft()

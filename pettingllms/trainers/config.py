@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from pettingllms.errors import ConfigError
 from pettingllms.models import shipped
 from pettingllms.policies.roles import only_partners
+from pettingllms.registry import names_in
 from pettingllms.samplers import vllm_args
 from pettingllms.samplers.api_call import ApiSettings
 from pettingllms.samplers.base import SAMPLERS
@@ -313,9 +314,8 @@ class ATGRPOConfig:
         "cosine",
         "Schedule of transformers: cosine, linear, constant, constant_with_warmup, ...",
         # Those that need no argument of their own.
-        choices=(
-            *("linear", "cosine", "cosine_with_restarts", "polynomial"),
-            *("constant", "constant_with_warmup", "inverse_sqrt"),
+        choices=names_in(
+            "linear cosine cosine_with_restarts polynomial constant constant_with_warmup inverse_sqrt"
         ),
     )
     warmup_steps: int | None = _optimization(

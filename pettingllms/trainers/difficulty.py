@@ -39,10 +39,6 @@ class SizedEnvs(dict[str, AnyEnv]):
 class Pools:
     """The success of all rows or sizes, and the draw that follows from it.
 
-    Args:
-        config: resolved settings.
-        env: of training, with its sizes.
-
     Raises:
         ConfigError: it has nothing to choose from.
     """
@@ -60,12 +56,7 @@ class Pools:
         self._measured: dict[str, list[float]] = {}
 
     def drawn(self, tasks: Sequence[Task], batch: int) -> list[Task]:
-        """What is played in place of the tasks of a batch: of other sizes, or other rows.
-
-        Args:
-            tasks: as `tasks_of_step` has them.
-            batch: its number in the run.
-        """
+        """What is played in place of the tasks of a batch: of other sizes, or other rows."""
         count, generator = len(tasks), random.Random(f"{self._seed} pools {batch}")
         weights = {name: 1.0 if self._pool(name) == "in_reach" else SELDOM for name in self._names}
         if self._sizes:

@@ -51,16 +51,16 @@ def _in_turn(env: Any) -> bool:
     return not isinstance(env, TextEnv) or type(env)._next_agent is TextEnv._next_agent
 
 
-def _tells_judges(env: Any) -> bool:
-    if isinstance(env, TextEnv):
-        return type(env)._privileged is not TextEnv._privileged
-    return hasattr(env, "privileged_for")
+def _lacks(method: str, of_others: str) -> Callable[[Any], bool]:
+    """Whether an environment overrides no `method` of `TextEnv`, or has none named `of_others`."""
 
+    def lacks(env: Any) -> bool:
+        inner = env.unwrapped
+        if isinstance(inner, TextEnv):
+            return getattr(type(inner), method) is getattr(TextEnv, method)
+        return not hasattr(inner, of_others)
 
-def _has_solver(env: Any) -> bool:
-    if isinstance(env, TextEnv):
-        return type(env)._demonstrate is not TextEnv._demonstrate
-    return hasattr(env, "demonstration_for")
+    return lacks
 
 
 NEEDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
@@ -105,12 +105,12 @@ NEEDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         "search with --env-args.topology nested)",
     ),
     "privileged": (
-        lambda env: not _tells_judges(env.unwrapped),
+        _lacks("_privileged", "privileged_for"),
         "asks how likely replies are to someone who knows the solution, and {env} tells of none (coding, "
         "math, read, and search do; one of your own overrides `_privileged`)",
     ),
     "demonstrations": (
-        lambda env: not _has_solver(env.unwrapped),
+        _lacks("_demonstrate", "demonstration_for"),
         "needs a solver, and {env} has none (plan_path, sokoban, and sudoku do; one of your own overrides "
         "`_demonstrate`)",
     ),

@@ -273,11 +273,7 @@ def k3(log_ratio: torch.Tensor) -> torch.Tensor:
 
 
 class RoleGradients:
-    """Adds up the roles' parts over the micro-batches of a step.
-
-    Args:
-        parameters: of the policy.
-    """
+    """Adds up the roles' parts over the micro-batches of a step."""
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         self._parameters = list(parameters)

@@ -38,13 +38,16 @@ from pettingllms.types import Candidate, Conversation, Group
 if TYPE_CHECKING:
     from pettingllms.policies.packing import Batch
 
+Metrics = dict[str, float]
+"""Name -> value, as in metrics.jsonl."""
+
 
 class Clock:
     """Wall seconds of the parts of a step."""
 
     def __init__(self) -> None:
         self._started = time.perf_counter()
-        self._spent: dict[str, float] = defaultdict(float)
+        self._spent: Metrics = defaultdict(float)
 
     @contextlib.contextmanager
     def time(self, part: str) -> Iterator[None]:
@@ -59,7 +62,7 @@ class Clock:
         """Add seconds that were measured elsewhere to `part`."""
         self._spent[part] += seconds
 
-    def metrics(self, tokens: int) -> dict[str, float]:
+    def metrics(self, tokens: int) -> Metrics:
         """Seconds by part, and tokens a second of the `tokens` that were generated."""
         total = time.perf_counter() - self._started
         parts = {f"time/{phase}": seconds for phase, seconds in self._spent.items()}
@@ -73,7 +76,7 @@ def generated_tokens(groups: Sequence[Group]) -> int:
     return ahead + sum(len(candidate.completion.token_ids) for candidate in candidates)
 
 
-def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+def rollout_metrics(trajectories: Sequence[Trajectory]) -> Metrics:
     """Rewards, successes, errors and lengths of a rollout."""
     groups = in_order(trajectories)
     by_role: dict[str, list[Candidate]] = defaultdict(list)
@@ -119,7 +122,7 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     return metrics
 
 
-def _conversations(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+def _conversations(trajectories: Sequence[Trajectory]) -> Metrics:
     """Counts the decisions that continue a conversation, and those whose tokens do not."""
     continued = broken = 0
     for trajectory in trajectories:
@@ -138,16 +141,12 @@ def _conversations(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     return {"conversation/continued": float(continued), "conversation/broken": float(broken)}
 
 
-def gaps(rows: Sequence[Mapping[str, object]], scores: Mapping[str, float]) -> dict[str, float]:
+def gaps(rows: Sequence[Mapping[str, object]], scores: Mapping[str, float]) -> Metrics:
     """Returns as `gap/<role>` how much more first replies earned in training than in validation.
 
     Training continues from one of K candidates, so that a role may be shown what its teammates say
     at their best. A policy that learns to rely on that earns more here than where nothing is chosen: a gap
     that grows while the validation falls is such a leak.
-
-    Args:
-        rows: the steps since the last validation.
-        scores: of the validation; `<role>/first_local_reward` are read.
     """
     by_role = {}
     for name, value in scores.items():
@@ -250,7 +249,7 @@ class LossMeter:
             cure = "lower learning_rate, or look for extreme rewards in trajectories.jsonl"
             raise NonFiniteError(f"the {what} of policy {self.policy!r} is {value.item()}; {cure}")
 
-    def metrics(self, grad_norm: float, learning_rate: float) -> dict[str, float]:
+    def metrics(self, grad_norm: float, learning_rate: float) -> Metrics:
         """Means over tokens; the loss is the sum of its parts, and the mean over optimizer steps."""
         means = {
             name: total.item() / self._tokens

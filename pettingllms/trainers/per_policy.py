@@ -16,20 +16,18 @@ from typing import Any
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.models import model_path
 from pettingllms.policies.roles import trained_policies
+from pettingllms.registry import names_in
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig
 from pettingllms.trainers.presets import DECIDING, FOLLOWING
 
-OF_THE_BASE = (
-    *("model", "revision", "full", "dtype"),
-    *("attn_implementation", "long_context", "load_in_4bit"),
-)
+OF_THE_BASE = names_in("model revision full dtype attn_implementation long_context load_in_4bit")
 """Settings of a model in memory: policies that differ in one have a model each."""
 OF_THE_POLICY = ("chat_template_kwargs", "lora_r", "lora_alpha", "lora_target_modules")
 """Settings of a policy's weights and prompts that those on the same model may differ in."""
-OF_THE_UPDATE = (
-    *("learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "adam_beta1"),
-    *("adam_beta2", "max_grad_norm", "tokens_per_batch", "gradient_checkpointing", "loss_type"),
-    *("importance_sampling_level", "epsilon", "epsilon_high", "delta", "beta", "entropy_coef"),
+OF_THE_UPDATE = names_in(
+    "learning_rate lr_scheduler_type warmup_steps weight_decay adam_beta1 adam_beta2 "
+    "max_grad_norm tokens_per_batch gradient_checkpointing loss_type "
+    "importance_sampling_level epsilon epsilon_high delta beta entropy_coef"
 )
 """Settings of the update, which each trained policy has for itself."""
 OWN = (*OF_THE_BASE, *OF_THE_POLICY, *OF_THE_UPDATE)
@@ -110,11 +108,6 @@ def check_policy_settings(
     config: ResolvedConfig, policies: Sequence[str], trained: Collection[str]
 ) -> None:
     """Refuses what cannot be a policy's own.
-
-    Args:
-        config: resolved settings.
-        policies: those that have weights here.
-        trained: those that the run trains.
 
     Raises:
         ConfigError: a policy that plays no role, a setting that is the whole team's or of an update

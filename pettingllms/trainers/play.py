@@ -36,14 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Player:
-    """Everything that rollouts need besides a step and its tasks.
-
-    Args:
-        config: resolved settings.
-        env: a template, copied for every episode.
-        sampler: the policies, with the weights that the step is played with.
-        shape: what the method samples of each task.
-    """
+    """Everything that rollouts need besides a step and its tasks."""
 
     config: ResolvedConfig
     env: AnyEnv

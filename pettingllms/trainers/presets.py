@@ -16,7 +16,9 @@ from pettingllms.samplers import vllm_args
 if TYPE_CHECKING:
     from pettingllms.trainers.config import ATGRPOConfig
 
-LARGE: dict[str, Any] = {
+Settings = dict[str, Any]
+"""Field of `ATGRPOConfig` -> its value."""
+LARGE: Settings = {
     "learning_rate": 1e-4,
     "num_generations": 8,
     "tasks_per_step": 32,
@@ -33,7 +35,7 @@ LARGE: dict[str, Any] = {
     "save_steps": 10,
     "temperature": 1.0,
 }
-EMBEDDED: dict[str, Any] = LARGE | {
+EMBEDDED: Settings = LARGE | {
     "learning_rate": 5e-3,
     "tasks_per_step": 16,
     "max_steps": 100,
@@ -46,7 +48,7 @@ EMBEDDED: dict[str, Any] = LARGE | {
     "silent_groups": "drop",
     "eval_steps": 20,
 }
-SMALL: dict[str, Any] = LARGE | {
+SMALL: Settings = LARGE | {
     "learning_rate": 2e-4,
     "tasks_per_step": 4,
     "max_steps": 60,
@@ -69,12 +71,12 @@ DECIDING = ("model", "full", "load_in_4bit")
 """Settings of a policy that these follow from."""
 
 
-def open_values(config: ATGRPOConfig, env: Any = None) -> dict[str, Any]:
+def open_values(config: ATGRPOConfig, env: Any = None) -> Settings:
     """The value of every setting that is open.
 
     `policy_settings` among them, where the model of a policy asks for another value than the team's.
     """
-    values: dict[str, Any] = {}
+    values: Settings = {}
     if config.sampler == vllm_args.AUTO:
         values["sampler"] = _sampler(config)
     if config.model is None and config.embedded:
@@ -131,7 +133,7 @@ def _embedded_model(config: ATGRPOConfig, env: Any) -> str:
     return str(models[0])
 
 
-def embedded_arguments(config: ATGRPOConfig, kind: Any) -> dict[str, Any]:
+def embedded_arguments(config: ATGRPOConfig, kind: Any) -> Settings:
     """The arguments with which an environment fits its tasks to an embedded model or to SmolLM2."""
     return dict(_declared(config, kind)[1]) if _fitted(config) else {}
 
@@ -166,7 +168,7 @@ def _declared(
 
 def _following(
     config: ATGRPOConfig, given: Mapping[str, Any], defaults: Mapping[str, Any], env: Any
-) -> dict[str, Any]:
+) -> Settings:
     """Returns what a policy with the settings `given` has in place of the team's `defaults`."""
     deciding = {name: given[name] for name in DECIDING if name in given}
     if not deciding or not defaults:
@@ -179,17 +181,17 @@ def _following(
     return {name: values[name] for name in names if values[name] != defaults[name]}
 
 
-def preset(config: ATGRPOConfig, env: Any = None) -> dict[str, Any]:
+def preset(config: ATGRPOConfig, env: Any = None) -> Settings:
     """The values of all settings that follow from the model and the environment."""
     if _fitted(config):
         [env_class, *others] = _kinds(config, env)
         if others:
             # The longest replies, and the most steps, that any of them needs.
-            presets = [preset(config, one) for one in (env_class, *others)]
-            declared_values = {
-                n: [v for p in presets if (v := p[n]) is not None] for n in presets[0]
+            presets = [preset(config, kind) for kind in (env_class, *others)]
+            return {
+                name: max((p[name] for p in presets if p[name] is not None), default=None)
+                for name in presets[0]
             }
-            return {name: max(values, default=None) for name, values in declared_values.items()}
         declared, overrides = _declared(config, env_class, "_training")
         base = EMBEDDED if config.embedded else SMALL
         for name in overrides:

@@ -18,6 +18,7 @@ from typing import Any
 
 from pettingllms.data.rows import as_path, is_table
 from pettingllms.errors import ConfigError, did_you_mean
+from pettingllms.registry import names_in
 from pettingllms.trainers.trl_names import advice
 
 
@@ -144,11 +145,11 @@ def _as_text(name: str, value: Any) -> Any:
     return value
 
 
-TEMPLATE = {
-    *("conversation", "tools", "documents", "chat_template", "add_generation_prompt", "tokenize"),
-    *("continue_final_message", "padding", "truncation", "max_length", "return_tensors"),
-    *("return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"),
-}
+TEMPLATE = names_in(
+    "conversation tools documents chat_template add_generation_prompt tokenize "
+    "continue_final_message padding truncation max_length return_tensors return_dict "
+    "return_assistant_tokens_mask tokenizer_kwargs"
+)
 """Arguments of transformers' `apply_chat_template` itself; any other goes to the template."""
 
 

@@ -96,10 +96,6 @@ class TransformersCallback(Callback):
 def as_callbacks(given: Any, folder: Path) -> list[Callback]:
     """Callbacks of this package, of its own ones and of transformers'; classes are instantiated.
 
-    Args:
-        given: a callback or its class, or several.
-        folder: of the run.
-
     Raises:
         ConfigError: something else.
     """

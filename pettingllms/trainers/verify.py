@@ -48,11 +48,7 @@ class Proof(NamedTuple):
 
 
 class Verifier:
-    """Checks each trained policy once; `begin`, `learned` and `report` belong around a step.
-
-    Args:
-        trainer: in this process, before its first step.
-    """
+    """Checks each trained policy once; `begin`, `learned` and `report` belong around a step."""
 
     def __init__(self, trainer: ATGRPO) -> None:
         self.trainer, self.policies = trainer, trainer.policies

@@ -27,6 +27,7 @@ from pettingllms.viewer.page import INDEX, POLICY, TYPES, assets
 HOSTS = ("localhost", "127.0.0.1")
 LONGEST_QUERY = 1000
 """Characters of a text that is searched for."""
+_NUMBERS = ("from", "after", "line")
 HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -66,29 +67,28 @@ def serve(library: Library, listening: socket.socket) -> None:
         uvicorn.Server(config).run(sockets=[listening])
 
 
+def _about(answer: Callable[..., Any], *names: str) -> Callable[[Library, Request], Any]:
+    """Has the library answer about the source that a request names, with these other words of it."""
+
+    def ask(library: Library, request: Request) -> Any:
+        source = _source(library, request)
+        return answer(library, source, *(_word(request, name) for name in names))
+
+    return ask
+
+
 ANSWERS: dict[str, Callable[[Library, Request], Any]] = {
     "sources": lambda library, _: library.listed(),
-    "metrics": lambda library, request: library.metrics(
-        _source(library, request), _number(request, "from")
-    ),
-    "labels": lambda library, request: library.labels(_source(library, request)),
-    "tasks": lambda library, request: library.tasks(_source(library, request)),
+    "metrics": _about(Library.metrics, "from"),
+    "labels": _about(Library.labels),
+    "tasks": _about(Library.tasks),
     "compare": lambda library, request: library.compare(
         *((library.source(_text(request, s)), _text(request, f"{s}l")) for s in "ab")
     ),
-    "facts": lambda library, request: library.facts(
-        _source(library, request), _text(request, "label"), _number(request, "after")
-    ),
-    "search": lambda library, request: library.search(
-        _source(library, request),
-        _text(request, "label"),
-        _text(request, "q")[:LONGEST_QUERY],
-        _number(request, "after"),
-    ),
-    "episode": lambda library, request: library.episode(
-        _source(library, request), _number(request, "line")
-    ),
-    "results": lambda library, request: library.results(_source(library, request)),
+    "facts": _about(Library.facts, "label", "after"),
+    "search": _about(Library.search, "label", "q", "after"),
+    "episode": _about(Library.episode, "line"),
+    "results": _about(Library.results),
 }
 """What can be asked, by the last part of its path."""
 
@@ -123,8 +123,11 @@ def _text(request: Request, name: str) -> str:
     return request.query_params.get(name, "")
 
 
-def _number(request: Request, name: str) -> int:
-    digits = _text(request, name) or "0"
+def _word(request: Request, name: str) -> str | int:
+    text = _text(request, name)
+    if name not in _NUMBERS:
+        return text[:LONGEST_QUERY]
+    digits = text or "0"
     # Every number of that length fits into 64 bits.
     if not (digits.isascii() and digits.isdecimal() and len(digits) < 19):
         raise ConfigError(f"{name} must be a number, got {digits[:40]!r}")

@@ -22,6 +22,7 @@ from statistics import fmean, stdev
 from typing import Any, BinaryIO, NamedTuple
 
 from pettingllms.rollout.files import FORMAT, CandidateRow, DecisionRow, EpisodeRow, verdict
+from pettingllms.types import JsonObject
 
 HEAD = 64 << 10
 """Bytes of a line in which its decisions must begin for it to be indexed without parsing all of it."""
@@ -182,7 +183,7 @@ def parsed(text: bytes) -> EpisodeRow:
     return row
 
 
-def facts(row: EpisodeRow) -> dict[str, Any]:
+def facts(row: EpisodeRow) -> JsonObject:
     """The fields that the table shows and filters by, without texts."""
     groups = [_group(decision) for decision in row["decisions"]]
     statuses: Counter[str] = Counter()
@@ -205,13 +206,13 @@ def facts(row: EpisodeRow) -> dict[str, Any]:
     }
 
 
-def shown(row: EpisodeRow, alpha: Any = None) -> dict[str, Any]:
+def shown(row: EpisodeRow, alpha: Any = None) -> JsonObject:
     """The whole record without token ids; `alpha` is the run's weight of the team's reward."""
     kept = {key: value for key, value in row.items() if key != "decisions"}
     return kept | {"decisions": [_decision(decision, alpha) for decision in row["decisions"]]}
 
 
-def compared(values: Sequence[float]) -> dict[str, Any]:
+def compared(values: Sequence[float]) -> JsonObject:
     """Values that are compared with each other, and what the page says of them."""
     low, high = min(values), max(values)
     flat = high - low <= FLAT
@@ -248,7 +249,7 @@ def encoded(value: Any) -> bytes:
         return json.dumps(known, allow_nan=False, separators=(",", ":")).encode()
 
 
-def _group(decision: DecisionRow) -> dict[str, Any]:
+def _group(decision: DecisionRow) -> JsonObject:
     candidates = decision["candidates"]
     rewards = [float(candidate["reward"]) for candidate in candidates]
     chosen = next((float(c["reward"]) for c in candidates if c["chosen"]), None)
@@ -269,9 +270,9 @@ def _group(decision: DecisionRow) -> dict[str, Any]:
     }
 
 
-def _rewards(groups: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def _rewards(groups: Sequence[Mapping[str, Any]]) -> dict[str, JsonObject]:
     """Role -> the mean of its executed rewards, and the range that they were chosen from."""
-    rewards: dict[str, dict[str, Any]] = {}
+    rewards: dict[str, JsonObject] = {}
     for role in dict.fromkeys(group["role"] for group in groups):
         decisions = [group for group in groups if group["role"] == role]
         executed = [group["chosen"] for group in decisions if group["chosen"] is not None]
@@ -297,8 +298,8 @@ def _difficulty(row: EpisodeRow) -> str | None:
     return None if first.get("difficulty") is None else str(first["difficulty"])
 
 
-def _decision(decision: DecisionRow, alpha: Any) -> dict[str, Any]:
-    kept: dict[str, Any] = {key: value for key, value in decision.items() if key != "prompt_ids"}
+def _decision(decision: DecisionRow, alpha: Any) -> JsonObject:
+    kept: JsonObject = {key: value for key, value in decision.items() if key != "prompt_ids"}
     candidates = decision["candidates"]
     group = None
     if len(candidates) > 1:
@@ -310,7 +311,7 @@ def _decision(decision: DecisionRow, alpha: Any) -> dict[str, Any]:
     }
 
 
-def _candidate(candidate: CandidateRow, alpha: Any) -> dict[str, Any]:
+def _candidate(candidate: CandidateRow, alpha: Any) -> JsonObject:
     kept: Mapping[str, Any] = candidate
     tokens, logprob = len(candidate["token_ids"]), candidate["logprob"]
     advantage = kept["advantage"]

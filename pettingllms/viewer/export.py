@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from pettingllms.errors import ConfigError
+from pettingllms.types import JsonObject
 from pettingllms.viewer.episodes import encoded
 from pettingllms.viewer.folders import Source
 from pettingllms.viewer.library import Library
@@ -69,7 +70,7 @@ def exported(
     return single_file({MAIN: _packed(main), **blocks})
 
 
-def _answers(library: Library, source: Source) -> dict[str, Any]:
+def _answers(library: Library, source: Source) -> JsonObject:
     rows: list[Any] = []
     start = 0
     while True:
@@ -88,7 +89,7 @@ def _answers(library: Library, source: Source) -> dict[str, Any]:
     }
 
 
-def _compared(library: Library, teams: Sequence[tuple[Source, str]]) -> dict[str, Any]:
+def _compared(library: Library, teams: Sequence[tuple[Source, str]]) -> JsonObject:
     """The comparisons of every two teams, as the page asks for them."""
     return {
         "\n".join((one[0].name, one[1], two[0].name, two[1])): library.compare(one, two)
@@ -97,10 +98,10 @@ def _compared(library: Library, teams: Sequence[tuple[Source, str]]) -> dict[str
     }
 
 
-def _episodes(library: Library, source: Source, label: str, tasks: int | None) -> dict[str, Any]:
+def _episodes(library: Library, source: Source, label: str, tasks: int | None) -> JsonObject:
     taken: dict[str, None] = {}
-    table: list[dict[str, Any]] = []
-    episodes: dict[int, dict[str, Any]] = {}
+    table: list[JsonObject] = []
+    episodes: dict[int, JsonObject] = {}
     facts_of = library.facts_of(source, label)
     for entry, row in library.rows(source, label):
         if tasks is not None and entry.task not in taken and len(taken) >= tasks:

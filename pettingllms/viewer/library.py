@@ -281,11 +281,7 @@ def solved(entries: Iterable[Entry]) -> dict[str, Row]:
 
 
 def hardest(teams: Mapping[str, Mapping[str, Row]]) -> list[Row]:
-    """The tasks of an evaluation, those that were solved least often first.
-
-    Args:
-        teams: team -> what `solved` says of it.
-    """
+    """The tasks of an evaluation, those that were solved least often first."""
     rows: list[Row] = []
     for task in dict.fromkeys(task for rows_of_team in teams.values() for task in rows_of_team):
         played = {

@@ -30,7 +30,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from numbers import Real
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 
@@ -74,7 +74,7 @@ class raw_env(GameEnv):
     """
 
     metadata = metadata_of("textarena_v0", outcome="late")
-    embedded: ClassVar[Mapping[str, Any]] = {"prompt": "compact"}
+    embedded = {"prompt": "compact"}
 
     def __init__(
         self,

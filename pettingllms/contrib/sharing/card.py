@@ -21,6 +21,7 @@ from pettingllms.envs.aec import ENVIRONMENTS
 from pettingllms.models import DEFAULT, shipped
 from pettingllms.policies.roles import is_own, parse_policies
 from pettingllms.policies.sources import HUB
+from pettingllms.registry import names_in
 from pettingllms.runs import versions
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig
 from pettingllms.trainers.per_policy import by_base, own_settings
@@ -28,21 +29,13 @@ from pettingllms.trainers.per_policy import by_base, own_settings
 CURVES = "curves.png"
 EMBEDDED_NAME = "pettingllms-embedded"
 EMBEDDED_LICENSE = "apache-2.0"
-TAGS = (
-    "generated_from_trainer",
-    "grpo",
-    "lora",
-    "multi-agent",
-    "pettingllms",
-    "transformers",
-    "trl",
-)
+TAGS = names_in("generated_from_trainer grpo lora multi-agent pettingllms transformers trl")
 PRIVATE = frozenset(
-    {
-        *("api_base", "api_concurrency", "api_key_file", "api_timeout", "device"),
-        *("output_dir", "pools", "push_to_hub", "ray_address", "report_to"),
-        *("require_isolation", "sandbox", "scoring_threads", "worker_timeout", "workers"),
-    }
+    names_in(
+        "api_base api_concurrency api_key_file api_timeout device output_dir pools "
+        "push_to_hub ray_address report_to require_isolation sandbox scoring_threads "
+        "worker_timeout workers"
+    )
 )
 """Settings about the machine of the run, which nobody else has use for."""
 _PATHS = ("model", "dataset", "adapters", "env")

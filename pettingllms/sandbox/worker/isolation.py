@@ -124,26 +124,8 @@ _SETUP_BYTES = 8 << 20
 NAMESPACES, LANDLOCK, SECCOMP = "namespaces", "landlock", "seccomp"
 
 # Without these handlers, pid 1 of a namespace would live through its own signals.
-DEADLY = (
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGILL,
-    signal.SIGTRAP,
-    signal.SIGABRT,
-    signal.SIGBUS,
-    signal.SIGFPE,
-    signal.SIGSEGV,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGALRM,
-    signal.SIGTERM,
-    signal.SIGXCPU,
-    signal.SIGXFSZ,
-    signal.SIGVTALRM,
-    signal.SIGPROF,
-    signal.SIGIO,
-    signal.SIGSYS,
-)
+_DEADLY = "HUP QUIT ILL TRAP ABRT BUS FPE SEGV USR1 USR2 ALRM TERM XCPU XFSZ VTALRM PROF IO SYS"
+DEADLY = tuple(signal.Signals[f"SIG{name}"] for name in _DEADLY.split())
 
 
 ResourceLimit = tuple[int, tuple[int, int]]
