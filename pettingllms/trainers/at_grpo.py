@@ -258,7 +258,7 @@ class ATGRPO:
         All gradients are there before any policy changes: a loss that is not finite, or memory
         that runs out, leaves every policy as it was, without a copy to go back to.
         """
-        config, norms = self.config, dict[str, float]()
+        config, norms, rates = self.config, dict[str, float](), dict[str, float]()
         moved = [policy for policy, batch in batches.items() if batch.samples]
         meters = {policy: LossMeter(policy) for policy in moved if config.num_iterations}
         for _ in range(config.num_iterations):
@@ -270,10 +270,10 @@ class ATGRPO:
             self.intact = False
             # A policy without a gradient stays as it is; its learning rate falls with the others'.
             for policy in batches:
+                rates[policy] = self.schedulers[policy].get_last_lr()[0]
                 self.optimizers[policy].step()
                 advance(self.schedulers[policy], config, self.tokens, self.updates[policy])
         self.intact = True
-        rates = {policy: self.schedulers[policy].get_last_lr()[0] for policy in batches}
         losses = {name: meter.metrics(norms[name], rates[name]) for name, meter in meters.items()}
         return {
             f"{policy}/{name}": value
