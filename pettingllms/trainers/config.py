@@ -210,7 +210,7 @@ class ATGRPOConfig:
     method: str = _algorithm(
         "at_grpo",
         f"Method: {', '.join(name for name in METHODS.own if name not in PARTS)}; or your own, "
-        f"my_package.my_module:MyMethod. Parts ({', '.join(PARTS)}) are joined by +: alternate+gae",
+        f"my_package.my_module:MyMethod. Parts ({', '.join(PARTS)}) are joined by +: alternate+dr_mas",
     )
     method_args: Mapping[str, Any] = _algorithm(
         {},
