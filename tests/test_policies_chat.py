@@ -66,7 +66,7 @@ def test_template_settings_that_the_template_does_not_have_are_named(caplog):
     assert not caplog.records
     Chat(TOKENIZER, (2,), {"shout": True, "shou": True})
     [record] = caplog.records
-    assert "has no shou," in record.getMessage()
+    assert record.getMessage().endswith("has no shou")
 
 
 def test_a_tokenizer_without_template_is_refused():

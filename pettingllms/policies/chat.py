@@ -73,12 +73,9 @@ class Chat:
         self.pad_id = int(tokenizer.pad_token_id or 0)
         self._kwargs = dict(template_kwargs or {})
         for name in self._kwargs:
-            # No error: a team has these for all of its models, of which some may think.
             if not re.search(rf"\b{re.escape(name)}\b", str(tokenizer.chat_template)):
-                logger.warning(
-                    "chat_template_kwargs: the chat template of %s has no %s, which changes nothing",
-                    *(tokenizer.name_or_path, name),
-                )
+                # No error: a team has them for all of its models, of which some may think.
+                logger.warning("the chat template of %s has no %s", tokenizer.name_or_path, name)
         # Llama 3 lists the tokens that open a turn here only, not among `all_special_tokens`.
         added = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
         specials = {*filter(None, tokenizer.all_special_tokens), *added}

@@ -477,8 +477,7 @@ class ATGRPOConfig:
             if getattr(self, name) and self.api_base is None:
                 yield f"{name} is for models behind an API, and there is no address; give --api-base as well"
         if self.verify and (self.full or self.workers):
-            option = "full" if self.full else "workers"
-            yield f"verify checks adapters in one process; leave out verify or {option}"
+            yield "verify checks adapters in this process; leave it out with full and with workers"
         if self.workers and self.api_base is not None:
             yield (
                 f"workers {self.workers} with api_base {self.api_base}: the replies of a model behind an API are "
