@@ -165,7 +165,7 @@ def test_ranks_divide_full_models_only():
     [
         ({"ray_address": "auto"}, "ray_address auto without workers"),
         ({"max_staleness": 1}, "max_staleness 1 without workers"),
-        ({"pools": {"workers": {"gpus": 1}}}, "pools .* without workers"),
+        ({"pools": {"workers": {"gpus": 1}}}, r"pools .* without workers"),
         ({"workers": 1, "verify": True}, "verify checks adapters in this process"),
         ({"workers": 2, "max_staleness": 2}, "max_staleness must be from 0 to 1"),
         ({"workers": 2, "api_base": "http://127.0.0.1:1/v1"}, "behind an API"),
