@@ -4,6 +4,7 @@
 {{ docstring MODULE }}   the docstring of a module, without a heading
 {{ manual MODULE }}      the same, of an environment's module, with the arguments of its own
 {{ arguments CLASS }}    the arguments of an environment's base class, as `module:attribute`
+{{ settings CLASS }}     the fields of a settings dataclass, with what `--help-all` says of them
 {{ file PATH }}          a Markdown file of the repository, with its links made to fit
 {{ code PATH }}          a Python file without its docstring
 {{ environments }}       the table of environments
@@ -41,7 +42,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     """Replaces every mark of a page; called by MkDocs."""
     makers = {"help": _help, "file": _file, "methods": _methods, "trl": _trl}
     makers |= {"tutorials": _tutorials, "manual": _manual, "docstring": _docstring}
-    makers |= {"arguments": _arguments}
+    makers |= {"arguments": _arguments, "settings": _settings}
     makers |= {"environments": _environments, "fields": _fields, "code": _code}
     return _MARK.sub(lambda found: makers[found[1]](found[2]), markdown)
 
@@ -114,6 +115,25 @@ def _arguments(path: str) -> str:
 
     taken = (one for one in described(resolve(path, "class")) if one.name not in DECLARED)
     return _listed(taken)
+
+
+def _settings(path: str) -> str:
+    from pettingllms.registry import resolve
+    from pettingllms.trainers.presets import LARGE
+
+    lines = ["| setting | default | |", "|---|---|---|"]
+    for field in dataclasses.fields(resolve(path, "class")):
+        if about := field.metadata.get("help"):
+            default = "by model" if field.name in LARGE else f"`{_default(field)}`"
+            # On the command line `--no-NAME` has this help.
+            about = f"`False`: {about}" if field.default is True else about
+            lines.append(f"| `{field.name}` | {default} | {about.replace('|', '&#124;')} |")
+    return "\n".join(lines)
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    made = field.default_factory
+    return field.default if made is dataclasses.MISSING else made()
 
 
 def _listed(arguments: Iterable[Argument]) -> str:

@@ -30,18 +30,17 @@ def train(
 
     Args:
         env: a name or path, an environment, or a function or class that makes one. An environment
-            that reads a data set must be given as the function or class, because training and
-            evaluation use different splits. Default: coding.
-        resume: the folder of a run to continue with its own settings, in place of settings; `env` is
-            needed only where the run was given an object.
+            with a data set must be passed as the function or class, because training and evaluation use
+            different splits. Default: coding.
+        resume: folder of a run to continue with its own settings; pass no others, and `env` only if the
+            run was started with an object.
         method: a name or path, or a class that can be imported.
-        callbacks: called after steps, evaluations and checkpoints; one that returns True ends
-            training early.
-        display: receives progress; nothing is printed without one.
-        settings: fields of `ATGRPOConfig`. Objects in place of JSON, and paths, are accepted.
+        callbacks: called after steps, evaluations, and checkpoints; one that returns True ends training.
+        display: receives progress; without one, nothing is printed.
+        settings: fields of `ATGRPOConfig`; JSON settings may be Python objects.
 
     Returns:
-        The folder of the run, and its evaluations before and after training.
+        The run folder, and the evaluations before and after training.
 
     Raises:
         ConfigError, UnknownNameError: settings that cannot be used; nothing was written.
@@ -81,15 +80,15 @@ def evaluate(
 
     Args:
         env: as in `train`. Default: the run's, else coding.
-        adapters: a run, its folder, a folder of adapters or of one for all roles, a hub id, or
-            role -> one of these; None is the base model.
-        display: receives progress; nothing is printed without one.
-        settings: fields of `EvalConfig`, such as `limit`, `samples`, `greedy`, `swap` and `out`, and
-            those of `ATGRPOConfig` that `pettingllms-eval` has.
+        adapters: a run or its folder, a folder with one adapter for each policy or one for all roles, a
+            hub id, or a mapping from roles to these. Default: the base model.
+        display: receives progress; without one, nothing is printed.
+        settings: fields of `EvalConfig`, such as `limit`, `samples`, `greedy`, `swap`, and `out`, and the
+            fields of `ATGRPOConfig` that `pettingllms-eval` has.
 
     Returns:
-        `success` (mean, low, high; None where the environment reports none), the scores of every
-        team, and all episodes.
+        `success` (mean, low, high; None if the environment reports none), the scores of every team,
+        and all episodes.
 
     Raises:
         ConfigError, UnknownNameError, DatasetError: settings that cannot be used.

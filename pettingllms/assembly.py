@@ -74,6 +74,11 @@ def located(config: ATGRPOConfig) -> ATGRPOConfig:
     changes["policy_settings"] = {
         policy: _located(values) for policy, values in config.policy_settings.items()
     }
+    for name, mark in {"method": "+", "reward_funcs": ","}.items():
+        pieces = [_placed(piece) for piece in (getattr(config, name) or "").split(mark)]
+        # Not in a folder whose name has the mark, where a piece would be read as two.
+        if mark not in "".join(pieces):
+            changes[name] = mark.join(pieces) or None
     if entries := entries_of(config.env):
         placed = {name: entry._replace(env=_placed(entry.env)) for name, entry in entries.items()}
         changes["env"] = text_of(placed)
@@ -84,12 +89,12 @@ def located(config: ATGRPOConfig) -> ATGRPOConfig:
     return dataclasses.replace(config, **changes)
 
 
-def _placed(env: str) -> str:
-    """The name of an environment; my_env.py:env, which names a file of the user's, with its folder."""
-    if match := _OWN_FILE.fullmatch(env):
+def _placed(name: str) -> str:
+    """A name unchanged, or a path into a file, such as my_env.py:env, with the file's folder."""
+    if match := _OWN_FILE.fullmatch(name.strip()):
         bridge, file, attribute = match.groups("")
         return f"{bridge}{Path(file).expanduser().resolve()}{attribute}"
-    return env
+    return name
 
 
 def _located(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,8 @@ point, for example in its pyproject.toml:
 | `pettingllms.samplers.base.SAMPLERS` | `pettingllms.samplers` | `open_engine(served, settings)` |
 | `pettingllms.sandbox.types.SANDBOXES` | `pettingllms.sandboxes` | returns an object with `run` and `close` |
 
-A path works wherever a name does, so that nothing has to be installed to try something.
+A path works wherever a name does, so that nothing has to be installed to try something. Its module may
+be a file: `path/to/file.py:attribute`.
 """
 
 from __future__ import annotations
@@ -79,16 +80,16 @@ class Registry:
 
 
 def resolve(path: str, kind: str) -> Any:
-    """Imports what the path `module:attribute` leads to.
+    """Imports the object at a path, `module:attribute` or `file.py:attribute`.
 
     Raises:
-        UnknownNameError: no such module or attribute; the text suggests a similar one.
-        ConfigError: not a path of this form.
+        UnknownNameError: no such file, module, or attribute; the text suggests a similar one.
+        ConfigError: not a path of this form, or another module with the file's name is loaded.
     """
-    module_name, _, attribute = path.partition(":")
-    if not module_name or not attribute:
+    module_name, _, attribute = _importable(path).partition(":")
+    if module_name[:1] in ("", ".") or not attribute:
         raise ConfigError(
-            f"{path!r} is not a `module:attribute` path, such as my_package.my_{kind}:x"
+            f"{path!r} is not a `module:attribute` path, such as my_package.my_{kind}:x or ./my_file.py:x"
         )
     try:
         module = importlib.import_module(module_name)
@@ -109,14 +110,10 @@ def resolve(path: str, kind: str) -> Any:
     return target
 
 
-def importable(path: str) -> str:
+def _importable(path: str) -> str:
     """Returns `module:attribute` for `file.py:attribute`, with the file imported; else `path`.
 
-    The file is imported like a script: the modules beside it can be imported, too.
-
-    Raises:
-        UnknownNameError: there is no such file.
-        ConfigError: another module of this name is imported already.
+    The file is imported like a script: it can import the modules in its folder.
     """
     name, _, attribute = path.rpartition(":")
     if not name.endswith(".py"):

@@ -576,9 +576,7 @@ def _verified(trainer: ATGRPO) -> bool:
 def _opening(config: ResolvedConfig, policies: PolicySet, run: Path, step: int) -> str:
     lines = list[str]()
     if config.embedded:
-        lines.append(
-            "model: an embedded tiny model, for a CPU; with a GPU try --model Qwen/Qwen3-1.7B"
-        )
+        lines.append("model: embedded, for a CPU; with a GPU try --model Qwen/Qwen3-1.7B")
     if len(policies.bases) > 1:
         lines += [f"{name}: {description}" for name, description in policies.described.items()]
     start = f"resuming from step {step}" if step else "starting"

@@ -1,4 +1,4 @@
-"""`ATGRPOTrainer`: the trainer as users of TRL know it, with objects wherever there are names."""
+"""`ATGRPOTrainer`: a trainer with the interface of TRL's, which takes objects as well as names."""
 
 from __future__ import annotations
 
@@ -32,31 +32,31 @@ from pettingllms.trainers.trl_names import advice
 
 
 class ATGRPOTrainer:
-    """Trains a team, with the arguments of TRL's trainers and objects wherever there are names.
+    """Trains a team, with the arguments of TRL's trainers; takes objects as well as names.
 
         trainer = ATGRPOTrainer(model=model, env=MyEnv, args=ATGRPOConfig(max_steps=50))
         trainer.train()
         trainer.evaluate().scores["success"]
         trainer.save_model("adapters")
 
-    Nothing is loaded before it is needed, but all settings are checked at once.
+    All settings are checked at once; models are loaded at first use.
 
     Args:
-        model: a name, a folder, or a causal model of transformers, into which adapters are put.
-            Default: that of `args`, else the embedded one.
-        env: a name or path, an environment, or a function or class that makes one. Default: that of
-            `args`.
-        args: the settings.
-        policies: `shared`, `per-role`, `per-agent`, a mapping from roles or agents to policies, or
-            policies that `load_policies` has made, in place of a model.
+        model: a name, a folder, or a causal model of transformers, which gets the adapters.
+            Default: `args.model`, else the embedded model.
+        env: a name or path, an environment, or a function or class that makes one. Default:
+            `args.env`.
+        args: settings.
+        policies: `shared`, `per-role`, `per-agent`, a mapping from roles or agents to policies, or, in
+            place of a model, policies from `load_policies`.
         method: a name or path, a class, or an instance.
         peft_config: rank, scale and targets of the adapters (default: all linear modules).
         processing_class: the tokenizer; default: the model's own.
-        callbacks: of this package or of transformers (`TrainerCallback`).
+        callbacks: callbacks of this package or of transformers (`TrainerCallback`).
         reward_funcs: functions or their paths that add to the local reward of a completion
             (`pettingllms.envs.reward_funcs`).
-        display: receives progress; nothing is printed without one.
-        unknown: is refused, with the name that an argument of TRL's trainers has here.
+        display: receives progress; without one, nothing is printed.
+        unknown: always an error, which names the equivalent of TRL's arguments.
 
     Raises:
         ConfigError, UnknownNameError: an argument that cannot be used; nothing was written.
@@ -125,12 +125,12 @@ class ATGRPOTrainer:
 
     @property
     def args(self) -> ResolvedConfig:
-        """The settings, without open values."""
+        """The settings, with all defaults filled in."""
         return self._plan.config
 
     @property
     def policies(self) -> PolicySet:
-        """The policies; loaded at the first use."""
+        """The policies, loaded at first use."""
         if self._policies is None:
             plan = self._plan
             # Only `train` makes the folder: to look at the policies must not begin a run.
@@ -142,13 +142,13 @@ class ATGRPOTrainer:
         """Trains to the end and writes a run folder, as `pettingllms-train` does.
 
         Args:
-            resume: the folder of a run with these settings, to be continued.
-            unknown: is refused, with what it is called here.
+            resume: folder of a run with these settings, to continue.
+            unknown: always an error, which names the equivalent of TRL's arguments.
 
         Raises:
             RunFolderError: the run's folder cannot be used.
-            NonFiniteError, SandboxUnavailable, SamplerUnavailable: the state after the last whole
-                step was saved.
+            NonFiniteError, SandboxUnavailable, SamplerUnavailable: training stopped; the state after the
+                last complete step was saved.
         """
         for name in unknown:
             hint = advice(name, ["resume"]) or did_you_mean(name, ["resume"])
@@ -166,12 +166,12 @@ class ATGRPOTrainer:
     def evaluate(
         self, split: str = "test", *, limit: int | None = None, greedy: bool = False
     ) -> Evaluation:
-        """Plays held-out tasks with the policies as they are; `scores["success"]` is one score.
+        """Evaluates the current policies on held-out tasks; `scores["success"]` is one score.
 
         Args:
             split: train, val or test.
-            limit: number of tasks; `eval_tasks` of the settings if None, else 100.
-            greedy: take the likeliest token instead of sampling.
+            limit: number of tasks. Default: `args.eval_tasks`, else 100.
+            greedy: choose the likeliest token instead of sampling.
 
         Raises:
             ConfigError: the environment has no such tasks.
@@ -194,7 +194,7 @@ class ATGRPOTrainer:
         """Writes a folder for each policy, as PEFT or transformers does; returns their parent.
 
         Args:
-            output_dir: the parent; `adapters` in the run folder if None.
+            output_dir: the parent. Default: `adapters` in the run folder.
         """
         parent = self._plan.path / "adapters" if output_dir is None else Path(output_dir)
         for policy in self.policies.names:
@@ -204,7 +204,7 @@ class ATGRPOTrainer:
         return parent
 
     def close(self) -> None:
-        """Ends the sampling engine; what was trained can still be saved."""
+        """Stops the sampling engine; the policies can still be saved."""
         if self._policies is not None:
             self._policies.close()
 

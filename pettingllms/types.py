@@ -24,9 +24,9 @@ LIMITS: Mapping[str, tuple[float, int]] = {
     "tmp_mib": (1, 1 << 20),
     "open_files": (1, 1 << 14),
 }
-"""The limits of a program's run (`pettingllms.sandbox.Limits`), from the least to the most that each may be."""
+"""Smallest and largest value of each limit of a program (`pettingllms.sandbox.Limits`)."""
 MAX_INPUT_BYTES = 16 << 20
-"""Of a program's standard input, and of a function's arguments."""
+"""Largest size of a program's standard input, and of a function's arguments."""
 
 Advantage = float | tuple[float, ...]
 """A number for a whole completion, or one for each of its tokens."""
@@ -39,19 +39,19 @@ def role_of(agent: str) -> str:
 
 
 PARTNER = "api:"
-"""What the names of policies begin with that another server's model plays; the model follows."""
+"""Prefix of policies that a model behind an API plays; the name of the model follows."""
 
 
 def is_partner(policy: str) -> bool:
-    """Returns whether a model behind an API plays the policy: prompted in text, never trained."""
+    """Returns whether a model behind an API plays the policy; it is never trained."""
     return policy.startswith(PARTNER)
 
 
 def policy_of(role: str, roles_to_policies: Mapping[str, str]) -> str:
-    """The policy that plays a role, or an agent: its own, or else that of its role.
+    """Returns the policy of a role or an agent; without its own, an agent has that of its role.
 
     Raises:
-        UnknownNameError: none of these plays it.
+        UnknownNameError: no policy plays it.
     """
     policy = roles_to_policies.get(role) or roles_to_policies.get(role_of(role))
     if policy is None:
@@ -61,20 +61,20 @@ def policy_of(role: str, roles_to_policies: Mapping[str, str]) -> str:
 
 
 TOOL_CALL = ("<tool_call>", "</tool_call>")
-"""The tags around a call of a tool in what environments see; JSON with name and arguments is between."""
+"""Tags around a tool call (JSON with name and arguments) in the texts that environments get."""
 
 
 class Conversation(str):
     """An observation of several messages: as text for people, with the messages for a chat template.
 
-    It goes wherever the text of an observation goes, and arrives as what it is.
+    It can be used wherever the text of an observation can.
     """
 
     __slots__ = ("messages", "tools")
     messages: Sequence[Mapping[str, Any]]
-    """As in OpenAI's chat completions, contents and arguments of calls as text."""
+    """Messages as in OpenAI's chat completions; contents and arguments of calls are text."""
     tools: Sequence[Mapping[str, Any]]
-    """Functions that the agent may call, as in OpenAI's chat completions."""
+    """Functions that the agent may call, in the format of OpenAI's chat completions."""
 
     def __new__(
         cls,
@@ -82,7 +82,7 @@ class Conversation(str):
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> Self:
-        """`text` is what people and records see of it."""
+        """`text` is the form for people and records."""
         made = super().__new__(cls, text)
         made.messages, made.tools = messages, tools
         return made
@@ -91,7 +91,7 @@ class Conversation(str):
     def of(
         cls, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> Self:
-        """The conversation with the text that people see: the names of the tools, then each message."""
+        """Makes a conversation whose text lists the names of the tools, then each message."""
         parts = [_readable(message) for message in messages]
         if tools:
             names = ", ".join(str(tool["function"].get("name")) for tool in tools)
@@ -134,12 +134,12 @@ class Task(NamedTuple):
     id: str
     """Unique within a run, e.g. `coding:train:17`."""
     seed: int
-    """Handed to `reset`; decides the instance, together with `options`."""
+    """Seed for `reset`; with `options` it determines the instance."""
     options: Mapping[str, Any] | None = None
-    """Handed to `reset`, too: a question of a user's own, for example."""
+    """Options for `reset`, for example a user's question."""
     size: str = ""
-    """Name of the size that it is of, where a training draws sizes (`pettingllms.trainers.difficulty`), or
-    of its environment, where there are several (`pettingllms.envs.several`)."""
+    """Name of its size (`pettingllms.trainers.difficulty`), or, with several environments, of its
+    environment (`pettingllms.envs.several`)."""
 
 
 class GroupKey(NamedTuple):
@@ -152,9 +152,9 @@ class GroupKey(NamedTuple):
     role: str
     turn: int
     parent: int
-    """Decisions taken before this one in its episode: the depth of the node it hangs from."""
+    """Number of earlier decisions in the episode: the depth of the node above it."""
     state_hash: str
-    """Digest of the prompt tokens, equal exactly where the prompts are."""
+    """Digest of the prompt tokens; equal digests mean equal prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,49 +164,49 @@ class Request:
     policy: str
     prompt_ids: tuple[int, ...]
     seed: int
-    """All randomness of its completions; between -2**63 and 2**62, ignored when greedy."""
+    """Seed of the completions, between -2**63 and 2**62; ignored when greedy."""
     memory: Any = field(default=None, compare=False, repr=False)
-    """A `Memory` (`pettingllms.samplers.base`) of the conversation that the prompt may go on from."""
+    """A `Memory` (`pettingllms.samplers.base`) of the conversation that the prompt may continue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """Answer of a policy to a prompt: the sampled tokens and their log-probabilities."""
+    """Sampled tokens for a prompt, with their log-probabilities."""
 
     prompt_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
-    """Sampled ids, the end-of-turn token included unless `truncated`."""
+    """Sampled ids, including the end-of-turn token unless `truncated`."""
     logprobs: tuple[float, ...]
-    """Natural log, one per token id, under the distribution that was sampled from. Empty in a
-    record that was read back from a file."""
+    """Natural log-probability of each token id under the sampling distribution. Empty in records read
+    from a file."""
     text: str
-    """Decoded tokens without the special ones, for the environment."""
+    """Decoded text without special tokens, for the environment."""
     truncated: bool
-    """Whether it was cut at the token limit."""
+    """Whether it was cut off at the token limit."""
     version: int
-    """Version of the policy's weights that sampled it."""
+    """Version of the weights that sampled it."""
     refused: bool = False
     """Whether a model behind an API refused, or answered without a text."""
     notes: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    """More entries for the info of the record, as JSON has them."""
+    """More entries for `info` in the record; JSON values."""
 
 
 class Later(NamedTuple):
     """Rewards and tokens that followed a candidate, in a look-ahead tree or a forest."""
 
     rewards: tuple[float, ...]
-    """Paid at each decision after the candidate's own, to the team, or to the agent where returns are
-    its own: along the episode the mean over the candidates of each node, else what one episode earned."""
+    """Rewards at each later decision, of the team, or of the agent if agents have returns of their own.
+    Along the episode: means over the candidates of each node; else: rewards of one episode."""
     tokens: int
-    """Generated to find out, beside those of the record."""
+    """Tokens generated for them in addition to those of the record."""
 
     @property
     def reward(self) -> float:
-        """All that was paid."""
+        """Sum of the rewards."""
         return self.worth(1.0)
 
     def worth(self, gamma: float) -> float:
-        """Rewards of each decision, times `gamma` for every one since the first of them."""
+        """Returns the sum of the rewards, discounted by `gamma` for each decision after the first."""
         return sum(gamma**n * paid for n, paid in enumerate(self.rewards))
 
 
@@ -220,33 +220,33 @@ class Candidate:
     team_reward: float
     local_reward: float
     chosen: bool
-    """Whether an episode continued from this one: the first of several did in this record, the
-    others in those of its forks."""
+    """Whether an episode continued from this one. Of several in a group, the first continued in this
+    record, the others in records of forks."""
     info: Mapping[str, Any] = field(default_factory=dict)
-    """The environment's info of this step (success, parse_error, ...), as JSON has it."""
+    """`info` of this step from the environment (success, parse_error, ...); JSON values."""
     advantage: Advantage | None = None
-    """The estimator's value; None where it compared nothing."""
+    """Advantage from the method; None if it was not compared."""
     credited: float | None = None
-    """The reward that the estimator saw, where a reward transform had changed it."""
+    """Reward that the method compared, if its `credit` changed it."""
     later: Later | None = None
-    """What followed, where other candidates were continued from or looked ahead from as well."""
+    """Rewards that followed, if episodes continued from several candidates or looked ahead."""
 
 
 class Unplayed(NamedTuple):
-    """A prompt that nobody answered, because the limit on turns ended the episode there."""
+    """A prompt without an answer, because the limit on turns ended the episode."""
 
     policy: str
-    """That would have answered."""
+    """Policy that would have answered."""
     prompt_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A decision: the candidates that answered one prompt at one node.
+    """A decision: all candidates for one prompt.
 
     Raises:
-        GroupError: the candidates do not all carry exactly `prompt_ids`, or were sampled from
-            different versions of the policy, or there is none.
+        GroupError: there is no candidate, one has other `prompt_ids`, or they come from different
+            versions of the policy.
     """
 
     key: GroupKey
@@ -256,28 +256,28 @@ class Group:
     prompt_ids: tuple[int, ...]
     candidates: tuple[Candidate, ...]
     late_reward: float = 0.0
-    """Paid to this agent at other agents' steps, after this decision and before its next."""
+    """Reward of this agent at other agents' steps between this decision and its next."""
     episode_return: float = 0.0
-    """Sum of the agent's rewards in the episode, once it is over; of the team's where it is shared."""
+    """Sum of the agent's rewards in the complete episode; of the team's if it is shared."""
     cooperative: bool = False
     """Whether the agents of the episode share one return."""
     earlier: float = 0.0
-    """The part of that return that was paid before this decision."""
+    """Part of that return from before this decision."""
     unplayed: Unplayed | None = None
-    """What would have come next in a chain that the limit on turns cut here: of the team where the agents
-    share one return, else of the agent. Only for estimators that ask for it (`RolloutShape.bootstraps`)."""
+    """Next prompt after a cut by the limit on turns: the team's if agents share one return, else the
+    agent's. Only for methods that ask for it (`RolloutShape.bootstraps`)."""
     privileged: str = ""
-    """What the environment knows of the task and did not tell the agent; not written to files."""
+    """Facts of the task that the agent does not see, such as the solution; not written to files."""
 
     @property
     def chosen(self) -> Candidate:
-        """The candidate that the episode continued from."""
+        """The candidate with which the episode continued."""
         return next(candidate for candidate in self.candidates if candidate.chosen)
 
     def return_by(self, candidate: Candidate) -> float:
-        """The return of the episode that continues from `candidate`.
+        """Returns the return of the episode that continues from `candidate`.
 
-        Where several continue from it or after it, the mean over the candidates of each decision.
+        If several episodes do, it is the mean over the candidates of each decision.
         """
         if candidate.later is None:
             return self.episode_return
@@ -306,13 +306,13 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One training sample: a completion, its advantage and its multiplicity in the group."""
+    """A training sample: a completion, its advantage, and its multiplicity in the group."""
 
     prompt_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     advantage: Advantage
     count: int = 1
-    """Identical completions of a group have identical rewards; they are computed once."""
+    """Number of identical completions in the group, which are computed once."""
     role: str = ""
-    """The role that it completed a prompt of; policies may play several."""
+    """Role of the prompt; a policy may play several."""

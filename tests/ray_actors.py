@@ -14,6 +14,8 @@ class Hand:
     """Does jobs on numbers, and whatever a file in its folder says happens to it first."""
 
     def __init__(self, folder: str, ready: str = "") -> None:
+        if ready == "unmade":
+            raise ModuleNotFoundError("No module named 'my_game'")
         self._folder, self._ready = Path(folder), ready
 
     def ready(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,30 @@ def test_a_word_means_the_same_where_a_folder_has_its_name(
     assert getattr(config, name) == value
     nested = located(ATGRPOConfig(policy_settings={"a": {name: value}}))
     assert nested.policy_settings == {"a": {name: value}}
+
+
+def test_code_in_files_is_found_from_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "a+b"
+    folder.mkdir()
+    for place in (tmp_path, folder):
+        (place / "own_parts.py").write_text(
+            "from pettingllms.methods.dr_mas import OfEpisodes\ndef score(**_): return [0.0]\n"
+        )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_parts", raising=False)
+    given = ATGRPOConfig(
+        method="swap+./own_parts.py:OfEpisodes", reward_funcs="own_parts.py:score,m:f"
+    )
+    config = located(given)
+    assert config.method == f"swap+{tmp_path}/own_parts.py:OfEpisodes"
+    assert config.reward_funcs == f"{tmp_path}/own_parts.py:score,m:f"
+    assert located(ATGRPOConfig()).reward_funcs is None
+    # `+` joins methods, so a folder with that name stays unnamed.
+    monkeypatch.chdir(folder)
+    monkeypatch.delitem(sys.modules, "own_parts")
+    assert located(given).method == given.method
 
 
 def test_folders_of_runs_started_in_the_same_second_differ(tmp_path: Path) -> None:

@@ -59,6 +59,15 @@ def test_pettingzoos_own_tests_pass(game):
         seed_test(lambda: made(game), num_cycles=20)
 
 
+def test_agents_have_spaces_of_their_own_and_unknown_options_are_refused():
+    game = made("tictactoe_v3")
+    one, other = game.possible_agents
+    assert game.action_space(one) is not game.action_space(other)
+    assert game.observation_space(one) is not game.observation_space(other)
+    with pytest.raises(ConfigError, match="tictactoe_v3 has no reset option 'size'"):
+        game.reset(seed=1, options={"size": 3})
+
+
 @settings(max_examples=10, deadline=None)
 @given(game=st.sampled_from(sorted(GAMES)), seed=st.integers(0, 99), before=st.integers(0, 3))
 def test_copies_that_are_played_interleaved_continue_like_one_played_alone(game, seed, before):

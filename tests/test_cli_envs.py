@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pettingllms.cli import envs, guard, train
+from pettingllms.cli import envs, guard, train, view
 from pettingllms.envs import ENVIRONMENTS
+from pettingllms.envs.arguments import described
 
 COMMAND = [sys.executable, "-m", "pettingllms.cli.envs"]
 
@@ -75,8 +76,8 @@ def test_an_episode_is_played_by_hand(monkeypatch, capsys):
     out = capsys.readouterr().out
     assert "----- guesser_0\nGuess the secret, 0 to 9. Said so far: nothing.\n-----\n> 7" in out
     assert re.search(r"guesser_0 earns 0.5 = 2 \* team 0 \+ local 0.5; success False$", out, re.M)
-    assert "unreadable: not higher, lower or right" in out
-    assert "unreadable: not a number from 0 to 9" in out  # the empty reply
+    assert "unparsable: not higher, lower or right" in out
+    assert "unparsable: not a number from 0 to 9" in out  # the empty reply
     assert re.search(
         "the episode is truncated after 4 replies, success (True|False); returns: g", out
     )
@@ -111,8 +112,8 @@ def test_an_environment_of_any_kind_is_played(monkeypatch, capsys):
             ["check", "math", "--env-args.dataset", "5"],
             "a dataset is a name, a path, or rows, got 5",
         ),
-        (["show", "sokoban", "--env-args"], "--env-args is not taken here, but by: check, play"),
-        (["show", "sokoban", "--env-args.size", "7"], "is not taken here, but by: check, play"),
+        (["show", "sokoban", "--env-args"], "option --env-args belongs to check, play; see"),
+        (["show", "sokoban", "--env-args.size", "7"], "--env-args belongs to check, play"),
         (["check", "sokoban", "--replies", "no_such.txt"], "no_such.txt: No such file"),
         (["play", "sokoban", "--seed", "-1"], "seed must not be negative"),
     ],
@@ -129,10 +130,10 @@ def test_check_says_what_holds_and_what_does_not(tmp_path, capsys):
     replies.write_text("5\n\nhigher\n\nright\n")
     words = ["--episodes", "1", "--replies", str(replies)]
     assert envs.main(["check", "tests.toy_env:env", *words, "--env-args.max_turns=2"]) == 0
-    assert "tests.toy_env:env keeps its promises" in capsys.readouterr().out
+    assert "tests.toy_env:env passes" in capsys.readouterr().out
     assert envs.main(["check", "tests.broken_envs:Unmixed", *words]) == envs.BROKEN
     out = capsys.readouterr().out
-    assert "tests.broken_envs:Unmixed breaks a promise: reward = alpha * team + local" in out
+    assert "tests.broken_envs:Unmixed fails: reward = alpha * team + local" in out
 
 
 def test_a_program_with_empty_lines_is_one_reply():
@@ -162,7 +163,7 @@ def test_a_reader_that_leaves_and_bytes_that_are_not_text_end_in_silence():
     words = [*COMMAND, "play", "tests.toy_env:env"]
     done = subprocess.run(words, input=b"\xff\xfe\n\n", capture_output=True)
     assert (done.returncode, done.stderr) == (0, b"")
-    assert b"unreadable" in done.stdout
+    assert b"unparsable" in done.stdout
 
 
 def test_control_c_ends_a_game_in_one_line():
@@ -174,3 +175,22 @@ def test_control_c_ends_a_game_in_one_line():
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=40)
     assert (process.returncode, err) == (guard.INTERRUPTED, "interrupted\n")
+
+
+def test_a_description_fits_the_terminal(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    for command in (view.parse, envs.main):
+        with pytest.raises(SystemExit):
+            command(["--help"])
+        text = capsys.readouterr().out.partition("ositional arguments:")[0]
+        # Commands and the usage line stay whole.
+        prose = [line for line in text.splitlines() if not line.startswith((" ", "usage:"))]
+        assert max(map(len, prose)) <= 80
+
+
+def test_a_type_is_shown_as_it_is_written():
+    def maker(size=6, mode=None, more=()):
+        del size, mode, more
+
+    maker.__annotations__ = {"size": int, "mode": "str | None"}
+    assert [argument.kind for argument in described(maker)] == ["int", "str | None", ""]

@@ -53,7 +53,7 @@ def test_two_steps_from_the_command_line_give_adapters_for_plain_peft(
     assert re.search(r"step 2/2  success: mean \d\.\d\d, executed \d\.\d\d  writer .*tokens/s", out)
     assert re.search(r"team +success +sampled +0\.\d\d \[0\.\d\d, .* greedy", out, re.DOTALL)
     assert out.rstrip().endswith(f"pettingllms-eval --env tests.letters_env:env --adapters {run}")
-    assert re.search(rf"see what they did: .*pettingllms\S*view {run}\n", out)
+    assert re.search(rf"view the episodes: .*pettingllms\S*view {run}\n", out)
     base = AutoModelForCausalLM.from_pretrained(model)
     ids = torch.tensor([[3, 4, 5]])
     with torch.no_grad():

@@ -79,7 +79,7 @@ def test_versions_that_nodes_compare_are_those_that_play_and_train():
     names = cluster.dependencies()
     assert {"torch", "transformers", "numpy", "ray", "vllm", "sympy"} <= names
     assert not {"ruff", "pytest", "openai"} & names
-    assert {"source of pettingllms", "torch"} <= set(cluster.versions())
+    assert {"source of pettingllms", "torch"} <= set(cluster.versions(None, {}))
 
 
 def test_auto_never_takes_the_cluster_that_another_run_started_for_itself(monkeypatch):

@@ -214,6 +214,10 @@ def strategies(shown, worked, function):
         "one right test": checks(one),
         "that test fifty times": checks(*[one] * 50),
         "it and the example": checks(one, (shown.input, shown.output)),
+        "it and three wrong ones": checks(one, *wrong[:3]),
+        "it with lines that nobody reads, and three wrong ones": checks(
+            *((one[0] if function else f"{one[0]}\n{n}", one[1]) for n in range(5)), *wrong[:3]
+        ),
         "it and seven wrong ones": checks(one, *wrong),
         "it among eight outputs for its input": checks(*((one[0], g) for g in guesses), one),
         "the example alone": checks((shown.input, shown.output)),
@@ -257,6 +261,8 @@ def test_strategies_earn_what_they_tell(earned):
     assert 0.3 < one < expert
     assert earned["that test fifty times"] == earned["one right test"]
     assert earned["it and the example"] == earned["one right test"]
+    padded = "it with lines that nobody reads, and three wrong ones"
+    assert earned[padded] == earned["it and three wrong ones"]
     assert mean["it and seven wrong ones"] < 0.05 * expert
     assert set(earned["it among eight outputs for its input"]) == {-WRONG_COST}
     assert set(earned["the example alone"]) == {0.0}

@@ -8,6 +8,8 @@ import gzip
 import json
 import math
 
+import pyarrow  # type: ignore[import-untyped]
+import pyarrow.parquet  # type: ignore[import-untyped]
 import pytest
 
 from pettingllms.assembly import make_env
@@ -101,6 +103,15 @@ def test_a_table_is_read_whatever_its_name_and_where_nothing_can_be_cached(tmp_p
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", "/proc/none")
     file = write_parquet(tmp_path / "a[1] what?*.parquet", [SUM, OTHER])
     assert [p.answers for p in load_problems(file).records] == [("2",), ("4",)]
+
+
+def test_a_table_without_rows_is_no_damaged_file(tmp_path):
+    nothing = pyarrow.table({"question": pyarrow.array([], pyarrow.string()), "answer": []})
+    write_parquet(tmp_path / "train-0.parquet", [SUM])
+    pyarrow.parquet.write_table(nothing, tmp_path / "train-1.parquet")
+    assert len(load_problems(tmp_path, "train").records) == 1
+    with pytest.raises(DatasetError, match=r"train-1\.parquet has no rows"):
+        load_problems(tmp_path / "train-1.parquet", "train")
 
 
 def test_text_that_is_no_json_is_named_with_its_first_row(tmp_path, capsys):

@@ -151,6 +151,10 @@ def test_answers_are_needed_together_and_of_those_that_are_accepted_one_is_right
     assert load_problems(file).records[0].answers == ("2", "-2")
     with pytest.raises(DatasetError, match=r"'answers' are needed together; name .* 'accepted'"):
         load_questions(file)
+    listed = write(tmp_path / "b.jsonl", {"question": "?", "answer": ["2", "-2"]})
+    assert load_questions(listed).records[0].answers == ("2", "-2")
+    with pytest.raises(DatasetError, match=r"'answer' is a list; name .* needed 'answers'"):
+        load_problems(listed)
 
 
 def test_a_split_that_is_there_is_named_where_test_is_not(tmp_path):

@@ -149,7 +149,10 @@ BAD = {
     "input_output[0].input": [io(inputs=[{}], outputs=["1"]), io(fn_name="f", inputs=[1], outputs=[1])],
     "input_output[0].output": [io(inputs=["1"], outputs=[None])],
     "input_output.fn_name": [io(fn_name=3, inputs=[[1]], outputs=[1])],
-    "function": [io(fn_name="a.b", inputs=[[1]], outputs=[1])],
+    "function": [
+        io(fn_name="a.b", inputs=[[1]], outputs=[1]),
+        {**OWN, "function": "class", "tests": [{"input": "[1]", "output": "2"}]},
+    ],
     "solutions": [
         {**APPS, "solutions": "["},
         {**APPS, "solutions": "{}"},
@@ -170,7 +173,17 @@ BAD = {
         {**CONTEST, "public_tests": {"input": ["\ud800"], "output": ["1"]}},
         {**LCB_CALL, "public_test_cases": json.dumps([{**CALLS[0], "input": "[1, 2"}])},
     ],
-    "tests[0].output": [{**LCB_CALL, "public_test_cases": json.dumps([{**CALLS[0], "output": "six"}])}],
+    "tests[0].output": [
+        {**LCB_CALL, "public_test_cases": json.dumps([{**CALLS[0], "output": "six"}])},
+        # Equal to no return value.
+        {**OWN, "function": "f", "tests": [{"input": "[1]", "output": "NaN"}]},
+        {**OWN, "function": "f", "tests": [{"input": "[1]", "output": "[1, -Infinity]"}]},
+    ],
+    # No program could pass, or the field would do nothing.
+    "setup": [
+        {**OWN, "setup": "import math"},
+        {**OWN, "function": "f", "tests": ["assert f(1) == 2"], "setup": "x = ("},
+    ],
     "question_content": [{**LCB, "question_content": None}],
     "public_test_cases": [{**LCB, "public_test_cases": "{}"}, {**LCB, "public_test_cases": "["}],
     "private_test_cases": [
@@ -246,6 +259,7 @@ LEFT_OUT = {
         {**CONTEST, "public_tests": None, "private_tests": None, "generated_tests": None},
         {**LCB, "public_test_cases": "[]", "private_test_cases": ""},
         io(inputs=["x" * (16 << 20) + "x"], outputs=["1"]),
+        {**OWN, "tests": [{"input": "x" * (16 << 20) + "x", "output": "1"}]},
     ],
     "input_file": [{**CONTEST, "input_file": "in.txt"}],
     "output_file": [{**CONTEST, "output_file": "out.txt"}],

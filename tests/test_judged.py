@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from pettingzoo.test.api_test import api_test
+from pettingzoo.test.seed_test import seed_test
 
 from pettingllms.assembly import located, make_env
 from pettingllms.envs import judged
@@ -234,12 +235,22 @@ def test_a_copy_and_a_pickle_continue_exactly() -> None:
     env: Any = load_env("judged:duet", mass=2)
     env.reset(seed=1)
     for reply in ("red", "right", "blue", "hm"):
-        for twin in (clone_env(env), pickle.loads(pickle.dumps(env))):
+        restored = clone_env(env)
+        kept = pickle.loads(pickle.dumps(restored.snapshot()))  # type: ignore[attr-defined]
+        restored.step("wrong")
+        restored.restore(kept)  # type: ignore[attr-defined]
+        for twin in (clone_env(env), env.clone(), restored, pickle.loads(pickle.dumps(env))):
             assert view(twin) == view(env)
             assert continued(twin, scripted(1, REPLIES)) == continued(
                 clone_env(env), scripted(1, REPLIES)
             )
+        [branch] = env.branch([reply])
         env.step(reply)
+        assert view(branch) == view(env)
+
+
+def test_pettingzoos_seed_test_passes() -> None:
+    seed_test(lambda: load_env("judged:duet"))
 
 
 def test_candidates_of_a_verdict_are_verdicts_on_one_reply() -> None:

@@ -8,7 +8,9 @@ import gc
 import hashlib
 import itertools
 import json
+import os
 import pickle
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +25,7 @@ from hypothesis import strategies as st
 from openai import AsyncOpenAI, OpenAI
 
 import pettingllms as pl
-from pettingllms.envs import check_env
+from pettingllms.envs import check_env, program_calls, program_run
 from pettingllms.envs.aec import ENVIRONMENTS, load_env
 from pettingllms.envs.program_calls import ChatCall, NotServed
 from pettingllms.envs.program_v0 import env as program_env
@@ -475,6 +477,10 @@ def test_what_is_no_reward_is_refused(result: Any, why: str) -> None:
         ),
         ({"role": "writer", "messages": user("?"), "n": 2}, "n=2 is not supported"),
         ({"role": "writer", "messages": user("?"), "tools": [{}]}, "tools must be a list"),
+        (
+            {"role": "writer", "messages": user("?"), "stop": ["", 1]},
+            "stop must be a text or a list",
+        ),
         ({"role": "writer", "messages": []}, "messages are missing"),
         ({"role": "writer", "messages": [{"role": "king", "content": "?"}]}, "'king'"),
         (
@@ -521,6 +527,60 @@ def test_a_client_that_did_not_wait_is_told_to_wait_longer() -> None:
     threading.Timer(0.1, answered.set).start()
     with pytest.raises(ConfigError, match="longer timeout"):
         env.step("too late")
+
+
+def test_a_request_that_its_program_gave_up_is_named_also_once_its_connection_is_closed() -> None:
+    def unread(base_url: str) -> None:
+        with pytest.raises(Answered, match="over"):
+            asked(base_url, "reader", user("?"))
+
+    def solve(task: int, base_url: str) -> float:
+        threads.append(threading.Thread(target=unread, args=[base_url]))
+        threads[0].start()
+        asked(base_url, "writer", user("?"))
+        over.wait(5)
+        return 1.0
+
+    threads, over = list[threading.Thread](), threading.Event()
+    env = played(started(solve, settle=0.2), "first")
+    over.set()
+    threads[0].join(5)
+    threading.Event().wait(0.1)  # until the server has closed its side, too
+    with pytest.raises(
+        ConfigError, match="no longer waited when reader replied: cancel no request"
+    ):
+        env.step("too late")
+
+
+def test_a_program_that_moves_all_episodes_to_another_folder_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def solve(task: int, base_url: str) -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            os.chdir(folder)
+            asked(base_url, "writer", user("?"))
+        return 1.0
+
+    with pytest.raises(ConfigError, match="changed the working directory of all episodes"):
+        started(solve)
+    assert Path.cwd() == tmp_path
+
+
+def test_a_proxy_of_the_network_is_not_asked_for_replies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program_run, "_fronts", {})
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.setenv("NO_PROXY", "intra.net")
+    monkeypatch.setenv("no_proxy", "intra.net")
+
+    def solve(task: int, base_url: str) -> float:
+        client: Any = OpenAI(base_url=base_url, api_key="local", max_retries=0)
+        client.chat.completions.create(model="writer", messages=user("?"))
+        return 1.0
+
+    assert played(started(solve), "!").rewards["writer_0"] == 1.0
+    assert os.environ["no_proxy"] == "127.0.0.1,intra.net"
 
 
 def test_runs_that_are_forgotten_leave_no_thread() -> None:
@@ -581,6 +641,19 @@ def test_a_program_that_has_paid_need_not_return_a_reward() -> None:
     assert played(started(solve), "!").rewards["writer_0"] == 0.5
 
 
+@pytest.mark.parametrize(
+    ("paid", "why"),
+    [({"role": ["writer"]}, r"pays the role \['writer'\]"), ({"team": "1"}, "finite")],
+)
+def test_a_payment_that_cannot_be_paid_is_named(paid: Any, why: str) -> None:
+    def solve(task: int, base_url: str) -> None:
+        asked(base_url, "writer", user("?"))
+        sent(f"{base_url}/pay", paid)
+
+    with pytest.raises(ConfigError, match=why):
+        played(started(solve), "!")
+
+
 # Conversations and tools
 
 TOOL = {
@@ -612,6 +685,17 @@ def test_a_conversation_with_tools_is_shown_and_its_calls_are_answered() -> None
         "tool",
     ]
     assert played(env, "5").rewards["writer_0"] == 1.0
+
+
+def test_tools_that_may_not_be_called_are_neither_shown_nor_read() -> None:
+    def solve(task: int, base_url: str) -> float:
+        message = asked(base_url, "writer", user("?"), tools=[TOOL], tool_choice="none")
+        return float("tool_calls" not in message and message["content"] == call)
+
+    call = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+    env = started(solve)
+    assert env.text_for("writer_0") == "?"
+    assert played(env, call).rewards["writer_0"] == 1.0
 
 
 def test_responses_are_the_same_decisions_as_chat_completions() -> None:
@@ -711,6 +795,15 @@ def test_a_decision_is_the_same_whatever_the_client_says_of_sampling(more: Any) 
     assert ChatCall.of(turned, ROLES).digest == ChatCall.of(body, ROLES).digest
     with pytest.raises(NotServed):
         ChatCall.of(body | {"logit_bias": {"1": 1}}, ROLES)
+
+
+def test_settings_of_sampling_that_are_ignored_are_said_once(caplog: Any) -> None:
+    program_calls._warn_of.cache_clear()
+    for _ in range(2):
+        ChatCall.of(
+            QUESTION | {"temperature": 0, "max_tokens": 5, "top_p": None, "user": "me"}, ROLES
+        )
+    assert caplog.text.count("the program sends max_tokens, temperature, ignored here") == 1
 
 
 def test_trees_that_compare_what_is_paid_at_once_are_refused_where_a_program_pays_at_its_end() -> (

@@ -128,6 +128,7 @@ def test_bamboogle_is_read(tmp_path):
     ("row", "why"),
     [
         ({"question": "who?", "golden_answers": ["the", "!"]}, "no answer with a word that counts"),
+        ({"question": "who?", "golden_answers": ["\u200b"]}, "no answer with a word that counts"),
         ({"question": " ", "golden_answers": ["Ann"]}, "is blank"),
         ({"question": "who?", "golden_answers": 7}, "must be an answer or a list of answers"),
         ({"question": "who?", "golden_answers": [None]}, "must hold text"),
@@ -136,7 +137,7 @@ def test_bamboogle_is_read(tmp_path):
         ({"question": "who?", "answer": "Arles", "paragraphs": ["A"]}, "must be a list of objects"),
         ({"question": "who?", "answer": "Arles", "paragraphs": ""}, "must be a list of objects"),
     ],
-    ids=range(8),
+    ids=range(9),
 )
 def test_a_row_of_which_nothing_can_be_made_is_named_with_its_number(tmp_path, row, why):
     fine: dict = {"question": "Who?", "golden_answers": ["Ann"]}

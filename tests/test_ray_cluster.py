@@ -128,8 +128,8 @@ def test_nodes_with_another_version_of_the_package_are_refused(cluster, tmp_path
         changed.setenv("PYTHONPATH", str(other.parent))
         node = cluster.add_node(num_cpus=3)
     line = refused(tmp_path, cluster.address, PYTHONPATH=str(here.parent))
-    assert "has pettingllms 0.0.7, this process" in line
-    assert "install the same on every node" in line
+    assert "of the cluster: pettingllms is 0.0.7, and " in line
+    assert "make it the same on every node" in line
     cluster.remove_node(node)
 
 

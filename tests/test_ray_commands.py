@@ -108,6 +108,18 @@ def test_an_evaluation_by_workers_has_the_same_bytes(tmp_path, short):
     assert "results.json" in one
 
 
+def test_a_temporary_folder_that_ray_cannot_use_is_one_line(tmp_path, short):
+    deep = short / ("a" * 90)
+    deep.mkdir()
+    words = (*TRAIN, "--workers", "1", "--output-dir", str(tmp_path / "run"))
+    with Fork(run, "train", *words, folder=short, TMPDIR=str(deep)) as process:
+        output, _ = process.communicate()
+    assert process.returncode == 2, output
+    (line,) = output.strip().splitlines()
+    assert line.startswith(f"error: Ray cannot start in {deep}/pllms-ray-")
+    assert "AF_UNIX path length cannot exceed" in line
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

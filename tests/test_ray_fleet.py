@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -76,9 +77,15 @@ def test_jobs_of_killed_hung_and_broken_workers_are_done_by_others(fleet, tmp_pa
 def test_a_job_that_kills_every_worker_is_named(fleet, tmp_path):
     hands = fleet(size=1)
     befall(tmp_path, "square-3", *["kill"] * 8)
-    with pytest.raises(WorkersLost, match="square was given to 8 workers"):
+    with pytest.raises(WorkersLost, match=r"^square was given to 8 workers, .* task\.$"):
         hands.submit("square", 3).result()
     assert hands.submit("square", 4).result() == 16
+
+
+def test_a_worker_that_cannot_be_made_says_why_in_a_line(fleet):
+    says = r"^no worker can be started: ModuleNotFoundError: No module named 'my_game'$"
+    with pytest.raises(WorkersLost, match=says):
+        fleet(size=1, ready="unmade").submit("square", 3).result()
 
 
 def test_a_sandbox_that_fails_twice_is_reported_as_in_one_process(fleet, tmp_path):
@@ -216,17 +223,49 @@ def test_a_learner_that_cannot_be_made_says_so_at_every_job(learner, ray):
 
 def test_nodes_that_differ_are_refused_by_the_first_difference(ray, monkeypatch):
     from pettingllms.distributed import cluster
+    from pettingllms.trainers.config import ATGRPOConfig, resolve
 
-    cluster.check_nodes(ray)
+    config = resolve(ATGRPOConfig(workers=1))
+    cluster.check_nodes(ray, config)
     monkeypatch.setattr(cluster, "source", lambda _: "0123abcd")
-    says = (
-        r"node 127\.0\.0\.1 of the cluster has source of pettingllms \w{12}, this process 0123abcd;"
-    )
-    with pytest.raises(ConfigError, match=says):
-        cluster.check_nodes(ray)
+    with pytest.raises(ConfigError, match=r"source of pettingllms is \w{12}, and 0123abcd where"):
+        cluster.check_nodes(ray, config)
     monkeypatch.setattr(cluster, "__version__", "0.0.0")
-    with pytest.raises(ConfigError, match=r"has pettingllms .*, this process 0\.0\.0;"):
-        cluster.check_nodes(ray)
+    with pytest.raises(ConfigError, match=r"pettingllms is .*, and 0\.0\.0 where"):
+        cluster.check_nodes(ray, config)
+
+
+def test_a_process_starts_only_where_all_is_as_on_the_driver_and_names_its_node(
+    tmp_path, monkeypatch
+):
+    from pettingllms.distributed.actors import Learner, RolloutWorker
+    from pettingllms.distributed.cluster import check_same, versions
+    from pettingllms.evaluation.config import EvalConfig
+    from pettingllms.evaluation.elsewhere import EvalWorker
+    from pettingllms.evaluation.run import plan_of
+    from pettingllms.trainers.config import ATGRPOConfig, resolve
+
+    late = versions(None, {}) | {"torch": "0.1"}
+    spec: Any = SimpleNamespace(threads=1, versions=late, config=resolve(ATGRPOConfig()))
+    plan = plan_of(EvalConfig.of(env="math", limit=1))
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "10.0.0.5")
+    processes = (
+        RolloutWorker(spec),
+        Learner(spec, "coder", 1),
+        EvalWorker((plan, late, 1), None, {}),
+    )
+    for process in processes:
+        with pytest.raises(
+            ConfigError, match=r"^on node 10\.0\.0\.5 .*: torch is .*, and 0\.1 where"
+        ):
+            process.ready()
+    rows = tmp_path / "rows.jsonl"
+    for name in ("dataset", "corpus"):
+        rows.write_text("one\n")
+        here = versions(None, {name: str(rows)})
+        rows.write_text("two\n")
+        with pytest.raises(ConfigError, match=f"data of {name} is "):
+            check_same(here, versions(None, {name: str(rows)}))
 
 
 def test_an_engine_that_was_killed_for_memory_is_lost_and_says_so(monkeypatch):

@@ -33,12 +33,23 @@ def test_a_name_and_a_path_lead_to_the_same() -> None:
         ("hamer", UnknownNameError, "unknown tool 'hamer'; did you mean 'hammer'"),
         ("saw", UnknownNameError, "no module 'nowhere_at_all' for the tool 'nowhere_at_all:saw'"),
         ("os.path:joyn", UnknownNameError, "has no 'joyn'; did you mean 'join'"),
-        (":join", ConfigError, "is not a `module:attribute` path"),
+        (":join", ConfigError, "`module:attribute` path, such as .*:x or ./my_file.py:x"),
+        (".path:join", ConfigError, "'.path:join' is not a `module"),
+        ("./no_tool.py:x", UnknownNameError, "there is no file .*/no_tool.py"),
     ],
 )
 def test_what_leads_nowhere_is_named(name: str, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         TOOLS.load(name)
+
+
+@pytest.mark.parametrize("form", ["./own_tool.py:make", "{}/own_tool.py:make", "own_tool:make"])
+def test_a_path_may_name_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    (tmp_path / "own_tool.py").write_text("from os.path import join as make\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "own_tool", raising=False)
+    assert TOOLS.load(form.format(tmp_path)) is resolve("os.path:join", "tool")
 
 
 def test_an_import_error_inside_a_found_module_is_its_own(

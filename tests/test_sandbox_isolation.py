@@ -117,7 +117,7 @@ def test_a_run_says_and_writes_which_layers_hold(tmp_path: Path):
     train(settings(tmp_path / "run", require_isolation="full"), display=display, stop=lambda: True)
     [start] = json.loads((tmp_path / "run" / "run.json").read_text())
     assert start["isolation"] == "namespaces+landlock+seccomp"
-    assert "programs of the agents are held by namespaces+landlock+seccomp" in display.lines
+    assert "isolation of model-written programs: namespaces+landlock+seccomp" in display.lines
 
 
 def test_a_run_on_a_weaker_machine_says_so_or_is_refused_before_anything_is_written(
@@ -129,7 +129,7 @@ def test_a_run_on_a_weaker_machine_says_so_or_is_refused_before_anything_is_writ
         train(settings(tmp_path / "any"), display=display, stop=lambda: True)
         [start] = json.loads((tmp_path / "any" / "run.json").read_text())
         assert start["isolation"] == "landlock+seccomp"
-        assert any("alone, without namespaces" in line for line in display.lines)
+        assert any("only landlock+seccomp, without namespaces" in line for line in display.lines)
         with pytest.raises(SandboxUnavailable, match="namespaces"):
             train(settings(tmp_path / "full", require_isolation="full"))
     assert not (tmp_path / "full").exists()

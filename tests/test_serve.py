@@ -219,6 +219,20 @@ def test_what_clients_send_by_default_changes_nothing(client):
     assert decorated.choices[0].message.content == plain.choices[0].message.content
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+def test_roles_and_choices_of_tools_are_read_as_in_training(client, choice):
+    settings = {
+        "messages": said("x"),
+        "max_tokens": 3,
+        "seed": 5,
+        "extra_body": {"tool_choice": choice},
+    }
+    plain = client.chat.completions.create(model="writer", messages=said("x"), max_tokens=3, seed=5)
+    as_framework = client.chat.completions.create(model="openai/writer", **settings)
+    assert as_framework.choices[0].message.content == plain.choices[0].message.content
+    assert as_framework.model == "writer"
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_a_stream_has_the_same_text_and_numbers_as_the_whole_answer(client, seed):
     settings = {"model": "reader", "messages": said("x"), "seed": seed, "n": 2, "max_tokens": 40}

@@ -77,6 +77,8 @@ def test_a_role_is_asked_as_in_training_and_answers_as_it_came(client, inner):
     parts = [{"type": "text", "text": "Print the sum."}]
     settings = {**SETTINGS, "messages": [{"role": "user", "content": parts}]}
     assert client.chat.completions.create(**settings).usage == answer.usage
+    prefixed = client.chat.completions.create(**{**SETTINGS, "model": "openai/coder"})
+    assert prefixed.usage == answer.usage
 
 
 def test_its_models_are_the_roles_and_the_team(client):

@@ -176,7 +176,7 @@ def test_an_evaluations_teams_are_told_apart_and_its_split_is_said(
     with pytest.raises(UnknownNameError, match="no team 'bas'; did you mean 'base'"):
         write_step(f"{evaluation}:bas", tmp_path / "out")
     assert main(["step", f"{evaluation}:base", "--out", str(tmp_path / "out")]) == 0
-    assert "of the split test: do not measure on it" in capsys.readouterr().out
+    assert "in the split test: do not evaluate on it" in capsys.readouterr().out
     assert replies(tmp_path / "out" / "walker.jsonl") == ["3"]
 
 

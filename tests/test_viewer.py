@@ -501,7 +501,7 @@ def test_the_viewer_writes_nothing_into_a_run(tmp_path: Path) -> None:
     [
         (["--port", "x"], "a port is a number"),
         (["--port", "70000"], "from 0 to 65535"),
-        (["--steps", "1"], "--steps is for --export"),
+        (["--steps", "1"], "--steps and --tasks need --export"),
         (["--tasks", "0", "--export", "x.html"], "1 or more"),
         (["--steps", "one", "--export", "x.html"], "steps are numbers"),
         (["--export", "x.html", "--port", "1"], "listens on no port"),

@@ -1,4 +1,4 @@
-"""`pettingllms-data`: which data sets there are, whether a copy can be used, and downloads.
+"""Lists, checks, and downloads data sets, and writes training data from runs.
 
     pettingllms-data list
     pettingllms-data show livecodebench
@@ -11,9 +11,9 @@
     pettingllms-data peers evals/team --out peers.jsonl
     pettingllms-data warm-start forms.jsonl --env ./reading.py:Reading --model smollm2 --out warm
 
-A data set is a name of `list`, a hub id (`org/name`, with `@revision` and `:folder` where needed),
-or a file or folder of JSONL, JSON, parquet, CSV or TSV files, compressed with gzip or not. Options
-follow a question mark: `livecodebench?from=2024-08-01&to=2025-01-31`.
+A data set is a name from `list`, a hub id (`org/name`, optionally with `@revision` and `:folder`),
+or a file or folder of JSONL, JSON, parquet, CSV, or TSV files, also gzipped. Options follow a
+question mark: `livecodebench?from=2024-08-01&to=2025-01-31`.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ _SHOWN = 10
 def _parser() -> CommandParser:
     parser = CommandParser(prog="pettingllms-data", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    listing = commands.add_parser("list", help="all named data sets, a line each")
-    listing.add_argument("--kind", choices=get_args(KindName), help="only those of this kind")
+    listing = commands.add_parser("list", help="list all named data sets")
+    listing.add_argument("--kind", choices=get_args(KindName), help="list only this kind")
     listing.set_defaults(action=_list)
-    show = commands.add_parser("show", help="splits, size, license and address of a data set")
+    show = commands.add_parser("show", help="show splits, size, license, and address of a data set")
     show.add_argument("name")
     show.set_defaults(action=_show)
     _add_check(commands)
@@ -71,30 +71,29 @@ def _parser() -> CommandParser:
     fetch.add_argument(
         "--out",
         type=Path,
-        help="folder for DIR/SPLIT/SPLIT-FILE, to be used in place of the name. Default: the cache of "
-        "the Hugging Face hub, where the name then finds it without a network",
+        help="folder for OUT/SPLIT/SPLIT-FILE, for use in place of the name. Default: the cache of the "
+        "Hugging Face hub, where the name also works offline",
     )
     fetch.set_defaults(action=_fetch)
     pairs = commands.add_parser(
         "pairs",
-        help="write what a run's full trees say is better, in the formats of TRL's trainers",
-        description="Values of a run's full trees (--method malt) flow upwards from success at the leaves; "
-        "write DIR/POLICY/pairs.jsonl (prompt, chosen, rejected: DPOTrainer) and sft.jsonl (prompt, "
-        "completion: SFTTrainer), as in MALT.",
+        help="write better and worse replies from a run's full trees, for TRL's DPOTrainer and SFTTrainer",
+        description="Rates the replies of full trees (--method malt) by success at the leaves below them, as "
+        "in MALT, and writes DIR/POLICY/pairs.jsonl (prompt, chosen, rejected: DPOTrainer) and sft.jsonl "
+        "(prompt, completion: SFTTrainer).",
     )
     pairs.add_argument("run", type=Path, help="folder of a run")
     pairs.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new folder")
     pairs.add_argument(
-        "--most", type=int, default=8, help="pairs of a task and policy; default: %(default)s"
+        "--most", type=int, default=8, help="most pairs per task and policy; default: %(default)s"
     )
     pairs.set_defaults(action=_pairs)
     _add_step(commands)
     peers = commands.add_parser(
         "peers",
-        help="write what a team's members replied in an evaluation, for a leader that is trained on it",
-        description="Write the first replies of all members but the leader, as --env-args.peers takes "
-        "them (method mlpo). Record members apart, several times: pettingllms-eval --samples 4 "
-        "--env-args.topology star.",
+        help="write the replies of an evaluated team, to train a leader on them",
+        description="Writes the first replies of all members except the leader, for --env-args.peers (method "
+        "mlpo). Record several independent replies: pettingllms-eval --samples 4 --env-args.topology star.",
     )
     peers.add_argument("evaluation", help="folder of an evaluation, or FOLDER:TEAM")
     peers.add_argument("--out", type=Path, required=True, metavar="FILE", help="a new file")
@@ -102,16 +101,16 @@ def _parser() -> CommandParser:
     peers.set_defaults(action=_peers)
     warm = commands.add_parser(
         "warm-start",
-        help="train adapters on demonstrations of form, for a task whose right replies are never sampled",
-        description="Fine-tune an adapter for each role with TRL's SFTTrainer on lines of role, prompt and "
-        "completion. Start training from them with pettingllms-train --adapters OUT. Demonstrations that occur in "
-        "the environment's tasks are refused, in all splits.",
+        help="train adapters on examples of the right form, if it is never sampled",
+        description="Fine-tunes an adapter for each role with TRL's SFTTrainer on lines of role, prompt, and "
+        "completion. Then start training with pettingllms-train --adapters OUT. Lines that occur in the "
+        "environment's tasks, in any split, are refused.",
     )
     warm.add_argument("demonstrations", type=Path, help="JSONL file")
-    warm.add_argument("--env", required=True, help="as pettingllms-train takes it")
-    warm.add_argument("--model", required=True, help="as pettingllms-train takes it")
+    warm.add_argument("--env", required=True, help="as for pettingllms-train")
+    warm.add_argument("--model", required=True, help="as for pettingllms-train")
     warm.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new folder")
-    warm.add_argument("--steps", type=int, default=30, help="default: %(default)s")
+    warm.add_argument("--steps", type=int, default=30, help="training steps; default: %(default)s")
     warm.set_defaults(action=_warm_start)
     return parser
 
@@ -119,22 +118,22 @@ def _parser() -> CommandParser:
 def _add_step(commands: Any) -> None:
     step = commands.add_parser(
         "step",
-        help="write the replies of successful episodes, but for the wrong ones, for TRL's SFTTrainer",
-        description="Write DIR/ROLE.jsonl (prompt, completion), a line for each reply to imitate, as in STeP: of "
-        "episodes that end in success, without replies that could not be read or that made a score worse. "
-        "Later prompts show those as they did.",
+        help="write the right replies of successful episodes, for TRL's SFTTrainer",
+        description="Writes DIR/ROLE.jsonl (prompt, completion), one line for each reply to imitate, as in "
+        "STeP: all replies of successful episodes, except unparsable ones and those that lowered a score. "
+        "Later prompts still contain these.",
     )
     step.add_argument(
         "source", metavar="run", help="folder of a run or an evaluation, or FOLDER:TEAM"
     )
     step.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new folder")
     step.add_argument(
-        "--roles", default="", metavar="ROLE,...", help="only these, such as planner; default: all"
+        "--roles", default="", metavar="ROLE,...", help="roles, such as planner; default: all"
     )
     step.add_argument(
         "--keep-failed",
         action="store_true",
-        help="also take the replies of other episodes that are not wrong",
+        help="include right replies from failed episodes",
     )
     step.set_defaults(action=_step)
 
@@ -142,25 +141,25 @@ def _add_step(commands: Any) -> None:
 def _add_check(commands: Any) -> None:
     check = commands.add_parser(
         "check",
-        help="read all rows; say how many can be used, and what is wrong with the others",
-        description="Read all rows of a data set and say how many can be used, how many repeat "
-        "others, and what is wrong with the rest. The exit code is 1 if a row does not fit its "
-        "schema, or if --against finds a task in both sets. Nothing is run without --run.",
+        help="count usable rows, and explain the others",
+        description="Reads all rows of a data set, counts usable and repeated ones, and explains what is "
+        "wrong with the rest. The exit code is 1 if a row does not fit its schema, or if --against finds a "
+        "task in both sets. No program runs without --run.",
     )
     check.add_argument("source", help="name, hub id, file or folder")
     check.add_argument(
         "--as",
         dest="schema",
         metavar="SCHEMA",
-        help=f"how its rows are written: {', '.join(_SCHEMAS)}, or a name of `list`. Default: "
-        "what the first row looks like",
+        help=f"schema of the rows: {', '.join(_SCHEMAS)}, or a name from `list`. Default: detected "
+        "from the first row",
     )
     check.add_argument("--split", choices=SPLITS, help="only this split. Default: all rows")
     check.add_argument(
         "--against",
         metavar="TRAIN",
-        help="also say which of its tasks are in this training set (name, hub id, file or folder): "
-        f"the same question, or {NGRAM} words of it in a row",
+        help="also list tasks that are in this training set (name, hub id, file, or folder): the same "
+        f"question, or {NGRAM} consecutive words of it",
     )
     check.add_argument(
         "--run",
@@ -171,10 +170,10 @@ def _add_check(commands: Any) -> None:
         "--write",
         type=Path,
         metavar="FILE",
-        help="--run, and write the tasks whose reference passes as JSONL, ready for --dataset. "
-        "With --split they stay of that split, else they have none",
+        help="like --run, and write the tasks whose reference passes as JSONL for --dataset. With --split "
+        "they keep that split, else they have none",
     )
-    check.add_argument("--all", action="store_true", help="list every refused or left out row")
+    check.add_argument("--all", action="store_true", help="list every unusable or repeated row")
     check.add_argument("--sandbox", metavar="...", help=f"--run: {HELP[0].lower()}{HELP[1:]}")
     check.set_defaults(action=_check)
 
@@ -320,8 +319,7 @@ def _guess(source: str) -> Kind[Any]:
     # Called for its error: where there is no such file, no schema is to blame.
     hub.local(path, tuple({ending: None for kind in KINDS.values() for ending in kind.endings}))
     raise DatasetError(
-        f"the rows of {source} are in no schema that is known here; name one with --as: "
-        f"{', '.join(_SCHEMAS)}"
+        f"the rows of {source} fit no known schema; name one with --as: {', '.join(_SCHEMAS)}"
     )
 
 
@@ -380,7 +378,7 @@ def _step(options: argparse.Namespace) -> int:
     for role, tally in tallies.items():
         print(f"{out}, {role}: {tally}")
     if split != "train":
-        print(f"the tasks are of the split {split}: do not measure on it what learns from them")
+        print(f"these tasks are in the split {split}: do not evaluate on it after training on them")
     return 0
 
 
@@ -389,7 +387,7 @@ def _peers(options: argparse.Namespace) -> int:
 
     counts = write_peers(options.evaluation, options.out, leader=options.leader)
     print(
-        f"{options.out}: {counts.replies} replies in {counts.tasks} tasks, of which training takes "
+        f"{options.out}: {counts.replies} replies in {counts.tasks} tasks; training uses "
         f"{counts.kept}"
     )
     return 0

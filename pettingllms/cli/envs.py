@@ -1,12 +1,12 @@
-"""`pettingllms-envs`: lists, explains, checks and plays environments in a terminal.
+"""Lists, explains, checks, and plays environments in a terminal.
 
     pettingllms-envs list
     pettingllms-envs show sokoban
     pettingllms-envs check ./my_env.py:env --replies replies.txt
     pettingllms-envs play sokoban --seed 3 --env-args.size 7
 
-NAME is a name of `list`, `module:attribute`, or `path/to/file.py:attribute`. Arguments of the
-environment are given as JSON (--env-args '{"size": 7}') or one by one (--env-args.size 7).
+NAME is a name from `list`, `module:attribute`, or `path/to/file.py:attribute`. Arguments of the
+environment are JSON (--env-args '{"size": 7}') or given one by one (--env-args.size 7).
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from pettingllms.models import SHIPPED, declared_in
 from pettingllms.trainers.settings import as_object
 
 BROKEN = 1
-"""Exit code of `check` where the environment breaks a promise."""
+"""Exit code of `check` if the environment fails a test."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code.
 
-    0: done. 1: `check` found a broken promise. 2: an error. 130: interrupted.
+    0: done. 1: `check` failed. 2: an error. 130: interrupted.
     """
     for stream, how in ((sys.stdin, "replace"), (sys.stdout, "backslashreplace")):
         # Text of any encoding may be played, and no terminal may stop the command.
@@ -60,29 +60,29 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> CommandParser:
     parser = CommandParser(prog="pettingllms-envs", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    listing = commands.add_parser("list", help="the environments that are known by name")
+    listing = commands.add_parser("list", help="list the environments that have a name")
     listing.set_defaults(action=_list)
-    show = commands.add_parser("show", help="agents, arguments and defaults of an environment")
+    show = commands.add_parser("show", help="show the arguments of an environment")
     show.set_defaults(action=_show)
     check = commands.add_parser(
         "check",
-        help="check_env: does an environment keep the promises that training needs?",
-        description="Plays the environment in many ways. The exit code is 1 if it breaks a promise.",
+        help="test an environment with check_env",
+        description="Tests everything that training relies on. The exit code is 1 if a test fails.",
     )
     check.add_argument("--episodes", type=int, default=3, help="episodes of each check. Default: 3")
     check.add_argument(
         "--replies",
         type=Path,
         metavar="FILE",
-        help="replies that the environment understands, with an empty line after each. Without "
-        "them mostly unreadable text is played",
+        help="replies that the environment can parse, each followed by an empty line. Default: random "
+        "text, most of it unparsable",
     )
     check.set_defaults(action=_check)
     play = commands.add_parser(
         "play",
         help="play an episode by hand, for all agents",
-        description="Shows each prompt, reads the reply from standard input, and shows what it "
-        "earned. A reply ends with an empty line outside of a ``` block, or with Ctrl-D.",
+        description="Shows each prompt, reads a reply from standard input, and shows its reward. A reply "
+        "ends with an empty line outside of a ``` block, or with Ctrl-D.",
     )
     play.set_defaults(action=_play)
     for command in (show, check, play):
@@ -97,13 +97,11 @@ def _parser() -> CommandParser:
 
 def _list(options: argparse.Namespace) -> int:
     del options
-    for name, path in ENVIRONMENTS.paths().items():
+    what = {"judged": "NAME", "program": "FILE.py:FUNCTION"}
+    bridges = {f"{name}:{what.get(name, 'GAME')}": path for name, path in BRIDGES.items()}
+    for name, path in (ENVIRONMENTS.paths() | bridges).items():
         module = importlib.import_module(path.partition(":")[0])
-        print(f"{name:<12} {_summary(module.__doc__)}")
-    for name, path in BRIDGES.items():
-        module = importlib.import_module(path.partition(":")[0])
-        what = {"judged": "NAME", "program": "FILE.py:FUNCTION"}.get(name, "GAME")
-        print(f"{f'{name}:{what}':<12} {_summary(module.__doc__)}")
+        print(f"{name:<24} {_summary(module.__doc__)}")
     return 0
 
 
@@ -116,7 +114,7 @@ def _summary(docstring: str | None) -> str:
 def _single(name: str) -> str:
     if entries := entries_of(name):
         first = next(iter(entries.values())).env
-        raise ConfigError(f"{name} are several environments; name one of them, such as {first}")
+        raise ConfigError(f"{name!r} names several environments; give one, such as {first}")
     return name
 
 
@@ -141,9 +139,8 @@ def _show(options: argparse.Namespace) -> int:
                 lines += [f"  for --model {model}: {fitted or 'no arguments'}"]
     lines += ["", "Arguments:"]
     indent = " " * 6
-    open_to = inspect.signature(maker).parameters if target is not maker else None
     for argument in arguments.described(target):
-        if open_to is not None and argument.name not in open_to and not takes_anything(maker):
+        if not takes_anything(maker) and argument.name not in inspect.signature(maker).parameters:
             continue
         required = argument.default is inspect.Parameter.empty
         default = "required" if required else f"default {argument.default!r}"
@@ -168,9 +165,9 @@ def _check(options: argparse.Namespace) -> int:
     try:
         check_env(subject, episodes=options.episodes, seed=options.seed, replies=replies)
     except (ConformanceError, CloneError) as error:
-        print(f"{options.name} breaks a promise: {error}")
+        print(f"{options.name} fails: {error}")
         return BROKEN
-    print(f"{options.name} keeps its promises")
+    print(f"{options.name} passes")
     return 0
 
 
@@ -220,7 +217,7 @@ def _result(env: AnyEnv, agent: str) -> str:
         return f"{agent} earns {reward:g}"
     team, local, error = info["team_reward"], info["local_reward"], info["parse_error"]
     parts = f"{agent} earns {reward:g} = {inner.alpha:g} * team {team:g} + local {local:g}"
-    return f"{parts}; success {info['success']}" + (f"; unreadable: {error}" if error else "")
+    return f"{parts}; success {info['success']}" + (f"; unparsable: {error}" if error else "")
 
 
 def read_replies(stream: TextIO) -> Iterator[str]:

@@ -440,7 +440,7 @@ def _rehearsal(env: AnyEnv) -> list[str]:
         roles.add(role)
         env.step("")
         why = env.infos.get(agent, {}).get("parse_error") or ""
-    return [*lines, f"# The last reply was not read: {why}"] if why else lines
+    return [*lines, f"# The last reply was unparsable: {why}"] if why else lines
 
 
 def _measured(plan: TrainPlan) -> list[str]:

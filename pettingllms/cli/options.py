@@ -34,7 +34,7 @@ MAIN_KEYS: Mapping[str, str] = {"--sandbox": "backend"}
 Objects = dict[str, dict[str, Any]]
 
 
-class _Formatter(argparse.RawDescriptionHelpFormatter):
+class _Formatter(argparse.HelpFormatter):
     """One spelling of each option, and the value that will be used where it is not given."""
 
     def __init__(self, prog: str) -> None:
@@ -44,6 +44,13 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
     def start_section(self, heading: str | None) -> None:
         """Opens a section."""
         super().start_section(heading and heading[:1].upper() + heading[1:])
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:  # noqa: ARG002
+        # Paragraphs with indented lines are examples.
+        return "\n\n".join(
+            part if "\n " in f"\n{part}" else textwrap.fill(part, width)
+            for part in text.split("\n\n")
+        )
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings:
@@ -104,8 +111,7 @@ class CommandParser(argparse.ArgumentParser):
             raise ConfigError(f"unexpected argument {unknown[1]!r}; options start with --")
         if unknown is not None and (owners := self._commands_with(unknown[1].partition(".")[0])):
             raise ConfigError(
-                f"option {unknown[1]} is not taken here, but by: {', '.join(owners)}; see "
-                f"{self.prog} {owners[0]} --help"
+                f"option {unknown[1]} belongs to {', '.join(owners)}; see {self.prog} {owners[0]} --help"
             )
         if unknown is not None:
             raise ConfigError(self._unknown("option", unknown[1], set(self._options())))
@@ -119,23 +125,18 @@ class CommandParser(argparse.ArgumentParser):
 
     def _commands_with(self, option: str) -> list[str]:
         """The subcommands that have an option."""
-        groups = (
-            action for action in self._actions if isinstance(action, argparse._SubParsersAction)
-        )
-        return [
-            name
-            for group in groups
-            for name, parser in group.choices.items()
-            if option in parser._option_string_actions
-        ]
+        return [n for n, p in self._commands().items() if option in p._option_string_actions]
+
+    def _commands(self) -> dict[str, CommandParser]:
+        """The parsers of the subcommands by name."""
+        groups = (a.choices for a in self._actions if isinstance(a, argparse._SubParsersAction))
+        return next(groups, {})
 
     def _options(self) -> Iterator[str]:
         """The option strings of this parser and of its subcommands."""
-        for action in self._actions:
-            yield from action.option_strings
-            if isinstance(action, argparse._SubParsersAction):
-                for parser in action.choices.values():
-                    yield from parser._options()
+        yield from self._option_string_actions
+        for parser in self._commands().values():
+            yield from parser._options()
 
 
 class OptionParser(CommandParser):
@@ -287,7 +288,7 @@ class OptionParser(CommandParser):
             about += f" The defaults shown are those for --env {defaults['env']} and {model}."
         if hidden:
             about += f" --help-all shows {len(hidden)} more options."
-        self.description = textwrap.fill(about, min(shutil.get_terminal_size().columns, 110))
+        self.description = about
         return self.format_help()
 
 
@@ -383,10 +384,8 @@ def _as_json(text: str) -> Any:
 
 def _type_of(field: dataclasses.Field[Any]) -> Any:
     """What argparse makes of a word: the type of a field without None; an object comes as text."""
-    [plain, *_] = [
-        plain for plain in typing.get_args(field.type) or (field.type,) if plain in _PLAIN
-    ] or [str]
-    return plain
+    kinds = typing.get_args(field.type) or (field.type,)
+    return next((kind for kind in kinds if kind in _PLAIN), str)
 
 
 _PLAIN = (bool, int, float, str)

@@ -21,10 +21,10 @@ _MARKS = {"ok": "ok     ", "missing": "MISSING"}
 
 
 _LIMITS = {
-    "cpu_s": "seconds of CPU time, of all threads together",
-    "wall_s": "seconds by the clock",
-    "memory_mib": "MiB of memory beside the interpreter's own",
-    "output_kib": "KiB of each of standard output, standard error and a returned value",
+    "cpu_s": "seconds of CPU time, summed over threads",
+    "wall_s": "seconds of wall time",
+    "memory_mib": "MiB of memory in addition to the interpreter's",
+    "output_kib": "KiB each of standard output, standard error, and a returned value",
     "processes": "threads; new processes are always refused",
     "tmp_mib": "MiB of files in /tmp",
     "open_files": "open files",
@@ -35,7 +35,7 @@ _LIMITS = {
 def _parser() -> CommandParser:
     parser = CommandParser(
         prog="pettingllms-sandbox",
-        description="Runs programs without trusting them, and looks after what that needs.",
+        description="Runs untrusted programs, and checks and builds what the sandbox needs.",
         examples=(
             "pettingllms-sandbox doctor",
             "pettingllms-sandbox check --sandbox docker",
@@ -45,16 +45,16 @@ def _parser() -> CommandParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     doctor = commands.add_parser(
         "doctor",
-        help="say what this machine can do, and what is missing",
-        description="Say what this machine has for each back end, what is missing, and what to "
-        "type to get it.\nThe exit code is 1 where no back end can be used.",
+        help="show what this machine supports, and what is missing",
+        description="Shows what each back end needs, what is missing on this machine, and how to get "
+        "it.\nThe exit code is 1 if no back end can be used.",
     )
     doctor.set_defaults(action=_doctor)
     build = commands.add_parser(
         "build",
         help="build the image for --sandbox docker",
-        description="Build the image of the docker back end with the engine that DOCKER_HOST "
-        "names, and print its name.",
+        description="Builds the image of the docker back end with the engine at DOCKER_HOST, and prints "
+        "its name.",
         examples=(
             "pettingllms-sandbox build",
             "pettingllms-sandbox build --packages numpy,sympy",
@@ -69,15 +69,15 @@ def _parser() -> CommandParser:
     build.set_defaults(action=_build)
     check = commands.add_parser(
         "check",
-        help="run the self-check and print what was found",
-        description="Attack a back end in every way that the self-check knows, and print what got "
-        "through.\nThe exit code is 1 if anything did.",
+        help="attack a back end and print what got through",
+        description="Runs every attack of the self-check on a back end and prints what got through.\nThe "
+        "exit code is 1 if anything did.",
         examples=(
             "pettingllms-sandbox check",
             "pettingllms-sandbox check --sandbox docker --runtime runsc",
         ),
     )
-    check.add_argument("--all", action="store_true", help="also list what is as it should be")
+    check.add_argument("--all", action="store_true", help="also list attacks that were stopped")
     _add_backend(check)
     check.set_defaults(action=_check)
     _add_run(commands)
@@ -88,8 +88,8 @@ def _add_run(commands: argparse._SubParsersAction[CommandParser]) -> None:
     run = commands.add_parser(
         "run",
         help="run one program",
-        description="Run one program and print what it prints; its status and costs go to standard "
-        "error.\nThe exit code is 0 where the status is ok, else 1.",
+        description="Runs one program and prints its output; status and cost go to standard error.\nThe "
+        "exit code is 0 if the status is ok, else 1.",
         examples=(
             "pettingllms-sandbox run program.py --stdin in.txt",
             "pettingllms-sandbox run solution.py --function add --args '[1, 2]' --json",
@@ -131,7 +131,7 @@ def _add_backend(parser: argparse.ArgumentParser) -> None:
         "--require-isolation",
         default="any",
         metavar="LEVEL",
-        help="full: refuse to run with less than namespaces, Landlock and seccomp. Default: any",
+        help="full: refuse to run without namespaces, Landlock, and seccomp. Default: any",
     )
     _add_packages(parser)
 

@@ -37,7 +37,7 @@ class ServeOptions:
     """Settings of serving; `device`, `dtype` and `vllm` are fields of `ATGRPOConfig`."""
 
     host: str = setting(
-        "Where", "127.0.0.1", "Address to listen on; the default is this machine alone"
+        "Where", "127.0.0.1", "Address to listen on; the default is local to this machine"
     )
     port: int = setting("Where", 8000, "Port to listen on", at_least=1, at_most=65535)
     key_file: str | None = setting(
@@ -46,13 +46,13 @@ class ServeOptions:
     max_waiting: int = setting(
         "How",
         256,
-        "Completions that may wait for their turn; more are refused with 429",
+        "Completions that may wait; further requests get status 429",
         at_least=1,
     )
     sampler: str = setting(
         "How",
         "auto",
-        "Engine: vllm, transformers, or auto (vllm where it is installed, and has a GPU or settings)",
+        "Engine: vllm, transformers, or auto (vllm if it is installed and there is a GPU or a vLLM setting)",
         choices=("auto", "vllm", "transformers"),
     )
     over: Mapping[str, Any] = field(default_factory=dict)

@@ -74,7 +74,7 @@ def parser() -> OptionParser:
     options = OptionParser(
         fields_of(ATGRPOConfig),
         prog="pettingllms-train",
-        description="Trains a team of language models with AT-GRPO, an adapter for each role.",
+        description="Trains a team of language models with AT-GRPO, with one adapter for each role.",
         examples=EXAMPLES,
         defaults=lambda given: vars(resolve(ATGRPOConfig(**given))),
         rare=RARE,
@@ -87,9 +87,9 @@ def parser() -> OptionParser:
         nargs="?",
         const="here",
         metavar="DEVICE",
-        help="Print the resolved settings, an estimate of memory and work, and the prompts of one task, which "
-        "is played with empty replies; load no model. For this machine's GPU, else an H100; or for rtx-4090, "
-        "l40s, a100, h100, h200; or cpu, where a small step is taken and timed",
+        help="Print the resolved settings, an estimate of memory and work, and the prompts of one task played "
+        "with empty replies; load no model. DEVICE is rtx-4090, l40s, a100, h100, or h200; without "
+        "it, this machine's GPU, else an h100. cpu loads the model and times a small step",
     )
     options.add_argument(
         "--probe",
@@ -97,7 +97,7 @@ def parser() -> OptionParser:
         const=64,
         type=int,
         metavar="N",
-        help="Sample N (64) replies of each role at temperatures 0.7 and 1, say how many can be read and are "
+        help="Sample N replies (64) of each role at temperatures 0.7 and 1; report how many are parsable and "
         "right, whether training has a signal, and what to change; train nothing",
     )
     return options
@@ -163,7 +163,7 @@ def _train(command: TrainCommand) -> int:
         print(f"stopped after step {summary.step}; resume with: {again}")
         return TERMINATED if stop.signal == signal.SIGTERM else INTERRUPTED
     print(f"adapters: {run / 'adapters'}, curves: {run / 'curves.png'}")
-    print(f"see what they did: {viewing(run)}")
+    print(f"view the episodes: {viewing(run)}")
     print(f"next: {typed(summary.next)}")
     return 0
 

@@ -39,16 +39,16 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """
     parser = CommandParser(
         prog="pettingllms-view",
-        description="Shows what teams did: curves of runs, every episode as a tree of decisions, "
-        "every completion with its rewards, evaluations task by task. Serves on this machine alone, "
-        "follows runs that are going on, and changes nothing.",
+        description="Shows runs and evaluations in the browser: curves, every episode as a tree of decisions, "
+        "every completion with its rewards, and evaluations by task. Serves this machine only, follows "
+        "running trainings, and changes nothing.",
         examples=EXAMPLES,
     )
     parser.add_argument(
         "folders",
         nargs="*",
         metavar="RUN_OR_EVAL",
-        help="Folders of runs or evaluations, or above them. Default: runs and evals",
+        help="Folders of runs or evaluations, or their parents. Default: runs and evals",
     )
     parser.add_argument(
         "--port", type=_port, help=f"Port to listen on. Default: {PORT}, or a free one"
@@ -57,21 +57,20 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         "--export",
         type=Path,
         metavar="FILE.html",
-        help="Write one file that opens from disk, without a server and without a network",
+        help="Write one HTML file that opens without a server or a network",
     )
     parser.add_argument(
         "--steps",
         type=_steps,
         metavar="1,50,100",
-        help="--export: only the episodes of these steps. Default: all",
+        help="With --export: only the episodes of these steps. Default: all",
     )
     parser.add_argument(
-        "--tasks", type=_count, metavar="N", help="--export: only the first N tasks of each step"
+        "--tasks", type=_count, metavar="N", help="With --export: only N tasks of each step"
     )
     options = parser.read(argv)
-    for name in ("steps", "tasks"):
-        if getattr(options, name) is not None and options.export is None:
-            raise ConfigError(f"--{name} is for --export FILE.html")
+    if options.export is None and (options.steps or options.tasks):
+        raise ConfigError("--steps and --tasks need --export FILE.html")
     if options.export is not None and options.port is not None:
         raise ConfigError("--export writes a file and listens on no port; leave out --port")
     return options
@@ -133,16 +132,19 @@ def _listening(port: int | None) -> socket.socket:
         return listening_on("127.0.0.1", 0)
 
 
-def _port(text: str) -> int:
+def _number(text: str) -> int:
     # `int` alone would also take `1_000`, `+80` and digits of other scripts.
-    number = int(text) if text.isascii() and text.isdecimal() else -1
-    if not 0 <= number <= 65535:
+    return int(text) if text.isascii() and text.isdecimal() else -1
+
+
+def _port(text: str) -> int:
+    if not 0 <= _number(text) <= 65535:
         raise argparse.ArgumentTypeError(f"a port is a number from 0 to 65535, got {text!r}")
-    return number
+    return int(text)
 
 
 def _count(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and int(text) > 0):
+    if _number(text) < 1:
         raise argparse.ArgumentTypeError(f"a number of tasks, 1 or more, got {text!r}")
     return int(text)
 
@@ -150,7 +152,7 @@ def _count(text: str) -> int:
 def _steps(text: str) -> frozenset[str]:
     steps = [step.strip() for step in text.split(",") if step.strip()]
     for step in steps:
-        if not (step.isascii() and step.isdecimal()):
+        if _number(step) < 0:
             raise argparse.ArgumentTypeError(f"steps are numbers like 1,50,100, got {step!r}")
     if not steps:
         raise argparse.ArgumentTypeError("name at least one step, such as 1,50,100")

@@ -28,6 +28,7 @@ import base64
 import binascii
 import io
 import json
+import keyword
 import pickletools
 import zlib
 from collections.abc import Mapping, Sequence
@@ -89,15 +90,12 @@ def task_of(row: Row, name: str) -> CodingTask:
     """
     asked = question(row, "question")
     function = optional_text(row, "function") or None
-    mutants = parsed(row, "mutants") or []
-    if not isinstance(mutants, list) or not all(isinstance(mutant, str) for mutant in mutants):
-        raise RowError("mutants", f"must be a list of strings, got {shown(mutants)}")
     task = CodingTask(
         id=label(row, "id") or name,
         question=asked,
         tests=_own_tests(row, function),
         reference=optional_text(row, "reference"),
-        mutants=tuple(mutants),
+        mutants=tuple(_texts(row, "mutants")),
         function=function,
         difficulty=label(row, "difficulty"),
         limits=_limits(row),
@@ -105,6 +103,10 @@ def task_of(row: Row, name: str) -> CodingTask:
         example=optional_text(row, "example"),
     )
     check_calls(task)
+    if task.setup.strip():
+        asserts.parse(task.setup, "setup")
+        if not any(test.asserts for test in task.tests):
+            raise RowError("setup", "runs before assertions alone, and the tests have none")
     if not task.reference.strip() and any(test.asserts and not test.input for test in task.tests):
         raise RowError("reference", "is absent, and the inputs of its assertions depend on it")
     return task
@@ -123,7 +125,8 @@ def _own_tests(row: Row, function: str | None) -> tuple[Test, ...]:
         if not isinstance(test, dict):
             raise RowError(f"tests[{index}]", f"must be an object, got {shown(test)}")
         written = checked_text(test.get("input"), f"tests[{index}].input")
-        pairs.append(Test(written, checked_text(test.get("output"), f"tests[{index}].output")))
+        output = checked_text(test.get("output"), f"tests[{index}].output")
+        pairs.append(_fitting(Test(written, output)))
     return tuple(pairs)
 
 
@@ -157,17 +160,20 @@ def check_calls(task: CodingTask) -> None:
     """
     if task.function is None:
         return
-    if not task.function.isidentifier():
-        raise RowError("function", f"must be the name of a function, got {shown(task.function)}")
+    _check_name(task.function, "function")
     if any(test.asserts for test in task.tests):
         return
     for index, test in enumerate(task.tests):
-        if not isinstance(_json(test.input, f"tests[{index}].input"), list):
-            raise RowError(
-                f"tests[{index}].input",
-                f"must be a JSON list of arguments, got {shown(test.input)}",
-            )
-        _json(test.output, f"tests[{index}].output")
+        given, expected = f"tests[{index}].input", f"tests[{index}].output"
+        if not isinstance(_json(test.input, given), list):
+            raise RowError(given, f"must be a JSON list of arguments, got {shown(test.input)}")
+        # No return value counts as equal to NaN or to infinity, which `int` refuses.
+        _json(test.output, expected, parse_constant=int)
+
+
+def _check_name(function: str | None, field: str) -> None:
+    if function is not None and (not function.isidentifier() or keyword.iskeyword(function)):
+        raise RowError(field, f"must be the name of a function, got {shown(function)}")
 
 
 def apps(row: Row, name: str) -> CodingTask:
@@ -188,15 +194,12 @@ def apps(row: Row, name: str) -> CodingTask:
         raise RowError("input_output.fn_name", f"must be a string, got {shown(function)}")
     if function and all(isinstance(p.expected, list) and len(p.expected) == 1 for p in pairs):
         pairs = [Pair(p.given, p.expected[0]) for p in pairs]
-    solutions = parsed(row, "solutions") if row.get("solutions") else []
-    if not isinstance(solutions, list) or not all(isinstance(s, str) for s in solutions):
-        raise RowError("solutions", f"must hold a list of programs, got {shown(solutions)}")
     return _task(
         label(row, "problem_id", "id") or name,
         _with_starter(asked, optional_text(row, "starter_code")),
         [_test(pair, function, f"input_output[{n}]") for n, pair in enumerate(pairs)],
         # APPS has solutions in Python 2 as well, which do not parse here.
-        next(filter(is_python, solutions), ""),
+        next(filter(is_python, _texts(row, "solutions")), ""),
         function=function or None,
         difficulty=label(row, "difficulty"),
         limits=CATALOG["apps"].limits,
@@ -312,8 +315,7 @@ def _mbpp_split(task: CodingTask) -> Split:
 def humaneval(row: Row, name: str) -> CodingTask:
     """Reads a row of HumanEval: the question is a signature with a docstring."""
     prompt, function = question(row, "prompt"), text(row, "entry_point")
-    if not function.isidentifier():
-        raise RowError("entry_point", f"must be the name of a function, got {shown(function)}")
+    _check_name(function, "entry_point")
     solution = optional_text(row, "canonical_solution")
     tests = asserts.of_check(text(row, "test"), function, "test")
     if not (solution.strip() or all(test.input for test in tests)):
@@ -334,25 +336,23 @@ def _task(id: str, question: str, tests: list[Test], reference: str, **more: Any
     if not tests:
         raise UnsupportedRow("tests", "are none")
     task = CodingTask(id, question, tuple(tests), reference, **more)
-    if task.function is not None and not task.function.isidentifier():
-        raise RowError("function", f"must be the name of a function, got {shown(task.function)}")
+    _check_name(task.function, "function")
     return task
 
 
 def _test(pair: Pair, function: str | None, field: str, *, json_texts: bool = False) -> Test:
     """Makes a test; `json_texts`: arguments and results are JSON text already."""
+    given, expected = f"{field}.input", f"{field}.output"
     if function is None:
-        test = Test(_lines(pair.given, f"{field}.input"), _lines(pair.expected, f"{field}.output"))
-    elif json_texts:
-        test = Test(
-            _json_text(pair.given, f"{field}.input"), _json_text(pair.expected, f"{field}.output")
-        )
-    else:
-        if not isinstance(pair.given, list):
-            raise RowError(
-                f"{field}.input", f"must be a list of arguments, got {shown(pair.given)}"
-            )
-        test = Test(json.dumps(pair.given), json.dumps(pair.expected))
+        return _fitting(Test(_lines(pair.given, given), _lines(pair.expected, expected)))
+    if json_texts:
+        return _fitting(Test(_json_text(pair.given, given), _json_text(pair.expected, expected)))
+    if not isinstance(pair.given, list):
+        raise RowError(given, f"must be a list of arguments, got {shown(pair.given)}")
+    return _fitting(Test(json.dumps(pair.given), json.dumps(pair.expected)))
+
+
+def _fitting(test: Test) -> Test:
     # The sandbox would refuse such an input each time that the test runs.
     if len(test.input.encode(errors="surrogatepass")) > MAX_INPUT_BYTES:
         raise UnsupportedRow("tests", f"have an input of more than {MAX_INPUT_BYTES >> 20} MiB")
@@ -384,9 +384,9 @@ def _json_text(value: object, field: str) -> str:
     return written
 
 
-def _json(written: str, field: str) -> Any:
+def _json(written: str, field: str, **options: Any) -> Any:
     try:
-        return json.loads(written)
+        return json.loads(written, **options)
     except (ValueError, RecursionError) as error:
         raise RowError(field, f"is not JSON: {str(error)[:80]}") from error
 
@@ -420,7 +420,7 @@ def _python_3(value: object, field: str) -> Sequence[str]:
 
 
 def _texts(row: Row, field: str) -> list[str]:
-    value = row.get(field)
+    value = parsed(row, field)
     if value is None and field != "test_list":
         return []
     if not isinstance(value, list) or not all(isinstance(member, str) for member in value):

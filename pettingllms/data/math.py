@@ -119,6 +119,8 @@ def _own(row: Row, name: str) -> MathProblem:
             raise RowError("answers", f"must be a list of at least one answer, got {shown(listed)}")
         answers = tuple(_answer(value, f"answers[{n}]") for n, value in enumerate(listed))
     else:
+        if isinstance(row.get("answer"), list):
+            raise RowError("answer", "is a list; name answers that are all needed 'answers'")
         answers = (_answer(row.get("answer"), "answer"),)
     asked = question(row, "question")
     return MathProblem(asked, answers, label(row, "id") or name, label(row, "difficulty"))

@@ -60,7 +60,7 @@ def _accepted(values: object, field: str) -> tuple[str, ...]:
         raise RowError(field, f"must be an answer or a list of answers, got {shown(values)}")
     texts = [value if isinstance(value, str) else _number(value, field) for value in values]
     answers = tuple(dict.fromkeys(checked_text(value, field).strip() for value in texts))
-    usable = tuple(answer for answer in answers if normal(answer))
+    usable = tuple(answer for answer in answers if not is_blank(normal(answer)))
     if not usable:
         raise UnsupportedRow(field, "has no answer with a word that counts")
     return usable
@@ -173,11 +173,8 @@ def _musique(row: Row, name: str) -> Question:
     if not _is_list(paragraphs) or not all(isinstance(p, Mapping) for p in paragraphs):
         raise RowError("paragraphs", f"must be a list of objects, got {shown(paragraphs)}")
     passages = [Passage(text(p, "paragraph_text").strip(), text(p, "title")) for p in paragraphs]
-    gold = [
-        passage.key
-        for passage, p in zip(passages, paragraphs, strict=True)
-        if p.get("is_supporting")
-    ]
+    pairs = zip(passages, paragraphs, strict=True)
+    gold = [passage.key for passage, p in pairs if p.get("is_supporting")]
     aliases = _list(row.get("answer_aliases") or [], "answer_aliases")
     answers = _accepted([text(row, "answer"), *aliases], "answer")
     named = label(row, "id") or name

@@ -419,10 +419,12 @@ def _columns(path: Path, ending: str) -> Iterator[tuple[int, dict[str, Any]]]:
         ) from error
     # The name may have signs of a pattern, which the library would look for.
     name = glob.escape(str(path.absolute()))
+    # Where not told, the library reads as many rows at once as the first group has, which may be none.
+    options = {"batch_size": 1000} if ending == ".parquet" else {}
     # The library keeps a lock there, and its own folder may not be writable.
     with tempfile.TemporaryDirectory() as cache:
         table = datasets.load_dataset(
-            ending[1:], data_files=name, split="train", streaming=True, cache_dir=cache
+            ending[1:], data_files=name, split="train", streaming=True, cache_dir=cache, **options
         )
         batches = table.with_format("arrow").iter(_ROWS_AT_ONCE)
         yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)

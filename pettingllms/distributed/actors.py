@@ -23,9 +23,9 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import init_device_mesh
 
 from pettingllms.assembly import EnvSource, build_policies, training_env
+from pettingllms.distributed.cluster import check_same, on_node, versions
 from pettingllms.distributed.ranks import ShardedATGRPO, loaded_on_cpu
 from pettingllms.envs.reward_funcs import reward_functions
-from pettingllms.errors import ConfigError
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.sharded import ShardedPolicies
 from pettingllms.rollout.shapes import RolloutShape
@@ -57,6 +57,8 @@ class RunSpec:
     """The environment, or what makes it, in place of the one that the settings name."""
     bases: Mapping[str, str]
     """Policy -> digest of its base model."""
+    versions: Mapping[str, str]
+    """What the driver has and every node must have (`pettingllms.distributed.cluster.versions`)."""
     threads: int
     """Of PyTorch, in every process: their number changes how sums are rounded."""
 
@@ -68,14 +70,16 @@ class RolloutWorker:
         self._spec = spec
         self._held: dict[str, int] = {}
 
+    @on_node()
     def ready(self) -> None:
         """Loads the model and makes the environment.
 
         Raises:
-            ConfigError: the model here is not the driver's.
+            ConfigError: the model, the data or a version here is not the driver's.
         """
         spec = self._spec
         torch.set_num_threads(spec.threads)
+        check_same(spec.versions, versions(spec.config.dataset, spec.config.env_args))
         functions = reward_functions(spec.config.reward_funcs)
         env = training_env(spec.config, spec.source, functions)
         self._policies = self._load()
@@ -146,14 +150,16 @@ class Learner:
         self._divided = ranks > 1 and own_settings(spec.config, policy).full
         self._trainer: ATGRPO | None = None
 
+    @on_node()
     def ready(self) -> None:
         """Loads the model.
 
         Raises:
-            ConfigError: it cannot be loaded, or is not the driver's.
+            ConfigError: it cannot be loaded, or it, the data or a version is not the driver's.
         """
         spec, policy = self._spec, self._policy
         torch.set_num_threads(spec.threads)
+        check_same(spec.versions, versions(spec.config.dataset, spec.config.env_args))
         roles = {role: name for role, name in spec.roles_to_policies.items() if name == policy}
         # For a divided model, which is loaded on the CPU because no single device may hold all of
         # it.
@@ -261,10 +267,6 @@ def as_tensors(arrays: Arrays) -> dict[str, torch.Tensor]:
 def _policies(spec: RunSpec, roles: Mapping[str, str]) -> PolicySet:
     policies = build_policies(spec.config, roles)
     for policy, digest in policies.digests.items():
-        if digest != spec.bases[policy]:
-            raise ConfigError(
-                f"the base model {policies.base_of(policy).name!r} of {policy} on "
-                f"{ray.util.get_node_ip_address()} is not the one of the driver (digest {digest}, "
-                f"there {spec.bases[policy]}); bring the same files to every node"
-            )
+        what = f"the base model {policies.base_of(policy).name!r} of {policy}"
+        check_same({what: spec.bases[policy]}, {what: digest})
     return policies

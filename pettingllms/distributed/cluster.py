@@ -22,15 +22,16 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pettingllms import __path__ as package_path
 from pettingllms import __version__
+from pettingllms.data.rows import data_digests
 from pettingllms.distributed.heart import watched
 from pettingllms.distributed.pools import WORKERS, placed, pools_of
-from pettingllms.errors import ConfigError
+from pettingllms.errors import ConfigError, PettingLLMsError
 from pettingllms.samplers.vllm_args import require_vllm
 from pettingllms.trainers.config import ResolvedConfig
 
@@ -92,7 +93,7 @@ def connected(
             _join(ray, address)
         stack.callback(ray.shutdown)
         if address is not None:
-            check_nodes(ray)
+            check_nodes(ray, config)
         placed(pools, config.workers, config.device, ray.cluster_resources())
         stack.enter_context(watched(ray))
         yield ray
@@ -118,6 +119,7 @@ def _start(ray: Any, cpus: float, folder: Path) -> None:
     ray._private.ray_constants.ENABLE_RAY_CLUSTER = False
     _init(
         ray,
+        f"Ray cannot start in {folder}; TMPDIR chooses another place",
         address="local",
         num_cpus=max(os.cpu_count() or 1, math.ceil(cpus)),
         include_dashboard=False,
@@ -147,11 +149,7 @@ def _join(ray: Any, address: str) -> None:
                 "as `ray start --head` prints it"
             ) from error
     _try(address)
-    try:
-        _init(ray, address=address)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"ray_address {address}: {reason}") from error
+    _init(ray, f"ray_address {address}", address=address)
 
 
 def _shared(ray: Any) -> str:
@@ -207,8 +205,8 @@ def _try(address: str) -> None:
         raise ConfigError(f"ray_address {address}: {reason}")
 
 
-def check_nodes(ray: Any) -> None:
-    """Compares the versions of Python, this package and its dependencies on all nodes with those here.
+def check_nodes(ray: Any, config: ResolvedConfig) -> None:
+    """Compares the `versions` on all nodes with those here.
 
     Raises:
         ConfigError: a node has another, lacks the package, or does not answer; names the first.
@@ -216,28 +214,42 @@ def check_nodes(ray: Any) -> None:
     from ray.exceptions import GetTimeoutError, RayError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    here = versions()
+    data = config.dataset, config.env_args
+    here = versions(*data)
     for node in (entry for entry in ray.nodes() if entry["Alive"]):
         place, name = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False), node["NodeName"]
         ask = ray.remote(num_cpus=0, max_retries=1, scheduling_strategy=place)(versions)
-        try:
-            there = ray.get(ask.remote(), timeout=NODE_SECONDS)
-        except GetTimeoutError as error:
+        with on_node(name):
+            try:
+                there = ray.get(ask.remote(*data), timeout=NODE_SECONDS)
+            except GetTimeoutError as error:
+                raise ConfigError(f"no answer within {NODE_SECONDS:g} seconds") from error
+            except RayError as error:
+                why = str(error).strip().splitlines()[-1]
+                raise ConfigError(f"pettingllms {__version__} cannot be imported: {why}") from error
+            check_same(here, there)
+
+
+def check_same(driver: Mapping[str, str], there: Mapping[str, str]) -> None:
+    """Compares what a node has with what the driver has; a `ConfigError` names the first difference."""
+    for what in {**driver, **there}:
+        ours, theirs = (side.get(what, "missing") for side in (driver, there))
+        if theirs != ours:
             raise ConfigError(
-                f"node {name} of the cluster did not answer within {NODE_SECONDS:g} seconds"
-            ) from error
-        except RayError as error:
-            raise ConfigError(
-                f"node {name} of the cluster cannot import pettingllms {__version__}: "
-                f"{str(error).strip().splitlines()[-1]}"
-            ) from error
-        for what in here | there:
-            ours, theirs = (installed.get(what, "not installed") for installed in (here, there))
-            if theirs != ours:
-                raise ConfigError(
-                    f"node {name} of the cluster has {what} {theirs}, this process {ours}; install "
-                    "the same on every node"
-                )
+                f"{what} is {theirs}, and {ours} where the driver runs; make it the same on every node"
+            )
+
+
+@contextlib.contextmanager
+def on_node(name: str | None = None) -> Iterator[None]:
+    """Names a node of several, that of this process by default, in errors of the block."""
+    try:
+        yield
+    except PettingLLMsError as error:
+        name = name or require_ray().util.get_node_ip_address()
+        if not name.startswith("127."):  # else the only one
+            error.args = (f"on node {name} of the cluster: {error}",)
+        raise
 
 
 def sent(plan: Any) -> Any:
@@ -257,8 +269,8 @@ def sent(plan: Any) -> Any:
         ) from error
 
 
-def versions() -> dict[str, str]:
-    """What must be equal on all nodes: Python, this package, its source, what it plays and trains with."""
+def versions(dataset: str | None, env_args: Mapping[str, Any]) -> dict[str, str]:
+    """What must be equal on all nodes: Python, this package, its source, what it plays and trains with, data."""
     installed = {
         "Python": platform.python_version(),
         "pettingllms": __version__,
@@ -268,17 +280,17 @@ def versions() -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             # A CPU's and a GPU's PyTorch have the same version, but for what follows its plus.
             installed[name] = importlib.metadata.version(name).partition("+")[0]
-    return installed
+    data = data_digests(dataset, env_args)
+    return installed | {f"data of {name}": digest for name, digest in data.items()}
 
 
 def dependencies() -> set[str]:
     """The packages that this one plays and trains with; none where it is not installed."""
-    try:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         wanted = importlib.metadata.requires("pettingllms") or []
-    except importlib.metadata.PackageNotFoundError:
-        return set()
-    used = (requirement for requirement in wanted if not re.search(OTHER_EXTRAS, requirement))
-    return {re.split(r"[^\w.-]", requirement)[0] for requirement in used}
+        used = (requirement for requirement in wanted if not re.search(OTHER_EXTRAS, requirement))
+        return {re.split(r"[^\w.-]", requirement)[0] for requirement in used}
+    return set()
 
 
 def source(folders: Sequence[str]) -> str:
@@ -312,11 +324,14 @@ def _guarded_folder() -> Iterator[Path]:
         guardian.wait()
 
 
-def _init(ray: Any, **options: Any) -> None:
-    """Calls `ray.init`, and restores the signal handlers that it replaces."""
+def _init(ray: Any, failed: str, **options: Any) -> None:
+    """Calls `ray.init`, and restores the signal handlers that it replaces; a `ConfigError` begins with `failed`."""
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.getsignal(number) for number in numbers]
-    ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+    try:
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ConfigError(f"{failed}: {' '.join(str(error).split())}") from error
     # Ray prints a paragraph for each process that dies; `fleet` logs a line.
     ray._private.worker.print_to_stdstream = lambda *_, **__: None
     if threading.current_thread() is threading.main_thread():

@@ -49,10 +49,7 @@ class Closed(RuntimeError):
     """The run has ended while an actor was being waited for."""
 
 
-LOST = (
-    *(RayActorError, WorkerCrashedError, OutOfMemoryError, NodeDiedError, ObjectLostError),
-    Hung,
-)
+LOST = (RayActorError, WorkerCrashedError, OutOfMemoryError, NodeDiedError, ObjectLostError, Hung)
 """The actor, its node, or what it returned is gone, or it hangs."""
 BROKEN = (SandboxUnavailable, SamplerUnavailable)
 """What a worker raises where it cannot work; another one may."""
@@ -151,7 +148,9 @@ class Fleet:
             else:
                 self._put(worker)
                 return result
-        raise WorkersLost(f"{method} was given to {ATTEMPTS} workers, and all were lost: {last}")
+        raise WorkersLost(
+            f"{method} was given to {ATTEMPTS} workers, and all were lost: {why_lost(last)}"
+        )
 
     def _worker(self) -> Any:
         began = time.monotonic()
@@ -202,7 +201,7 @@ class Fleet:
         # worker.
         if isinstance(last, Exception) and not isinstance(last, LOST):
             raise last
-        raise WorkersLost(f"no worker can be started: {last}")
+        raise WorkersLost(f"no worker can be started: {why_lost(last)}")
 
     def _put(self, worker: Any) -> None:
         """Adds a worker, or None where there will be no more."""
@@ -314,11 +313,11 @@ class JournaledActor:
                     self._drop()  # half of a job, or of `load`, may be done
                     raise cause from error
                 if _cannot_be_made(error):
-                    raise WorkersLost(f"no learner can be started: {error}") from error
+                    raise WorkersLost(f"no learner can be started: {why_lost(error)}") from error
                 logger.warning("a learner is replaced: %s", why_lost(error))
                 self.lost, last = self.lost + 1, error
                 self._drop()
-        raise WorkersLost(f"{ATTEMPTS} learners were lost in one update: {last}") from last
+        raise WorkersLost(f"{ATTEMPTS} learners were lost in one update: {why_lost(last)}")
 
     def _begin(self) -> Ranks:
         ranks = self._ranks = self._make()

@@ -22,7 +22,7 @@ import torch
 
 from pettingllms.assembly import EnvSource
 from pettingllms.distributed.actors import Learner, RolloutWorker, RunSpec, as_arrays, as_tensors
-from pettingllms.distributed.cluster import sent
+from pettingllms.distributed.cluster import sent, versions
 from pettingllms.distributed.engines import Engines, EngineWorker
 from pettingllms.distributed.fleet import Fleet, JournaledActor
 from pettingllms.distributed.heart import blamed
@@ -63,6 +63,7 @@ class RayATGRPO(ATGRPO):
             self.method.shape(),
             source,
             policies.digests,
+            versions(config.dataset, config.env_args),
             # Sums that are split among another number of threads round otherwise.
             torch.get_num_threads(),
         )

@@ -47,7 +47,7 @@ __all__ = [
 def make(name: str, /, **kwargs: Any) -> Any:
     """Makes an environment from any name that `--env` takes, e.g. `make("coding", max_turns=2)`.
 
-    A `TextEnv` for the names of `ENVIRONMENTS`; else what `load_env` returns, with the same errors.
+    Returns a `TextEnv` for the names in `ENVIRONMENTS`; otherwise the result of `load_env`, with its errors.
     """
     return load_env(name, **kwargs)
 

@@ -24,7 +24,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, cast
 
 import pettingzoo
 from gymnasium.utils import EzPickle
@@ -42,7 +42,7 @@ from pettingllms.errors import (
     UnknownNameError,
     did_you_mean,
 )
-from pettingllms.registry import Registry, importable, resolve
+from pettingllms.registry import Registry, resolve
 from pettingllms.types import role_of
 
 AnyEnv = AECEnv[Any, Any, Any]
@@ -83,16 +83,15 @@ def load_env(name: str, /, **kwargs: Any) -> AnyEnv:
 
     Args:
         name: a registered name (`coding`, one that another package offers, `coding_v0`,
-            `pettingllms/coding-v0`, or any other id of PettingZoo's registry); a game of another
-            library (`textarena:TicTacToe-v0`); or `module:attribute` or `path/to/file.py:attribute`, where
-            the attribute is called with `kwargs` and returns an AEC environment; or several of
-            these (`pettingllms.envs.several`).
+            `pettingllms/coding-v0`, or any other id in PettingZoo's registry); a game of another
+            library (`textarena:TicTacToe-v0`); `module:attribute` or `path/to/file.py:attribute`, where
+            the attribute is called with `kwargs` and returns an AEC environment; or several of these
+            (`pettingllms.envs.several`).
         kwargs: arguments of the environment.
 
     Raises:
-        UnknownNameError: nothing has this name; the text suggests what does.
-        ConfigError: the path leads to something that makes no AEC environment, or an argument
-            that it does not have.
+        UnknownNameError: the name is unknown; the text suggests a known one.
+        ConfigError: the object at the path does not make an AEC environment, or an argument is unknown.
     """
     return made_by(creator_of(name), name, **kwargs)
 
@@ -172,7 +171,7 @@ def creator_of(name: str) -> Any:
     has_path = ":" in name or name in ENVIRONMENTS
     entry_point = ENVIRONMENTS.path_of(name) if has_path else _registered(name)
     # PettingZoo's registry may also hold the function itself.
-    return _resolve(importable(entry_point)) if isinstance(entry_point, str) else entry_point
+    return _resolve(entry_point) if isinstance(entry_point, str) else entry_point
 
 
 def _example(name: str) -> Any:
@@ -312,13 +311,13 @@ def _forgets(env: Any) -> bool:
 class ForeignEnv(BaseWrapper[Any, Any, Any]):
     """An environment that is not a `TextEnv`, with those of its methods that an episode needs."""
 
-    def clone(self) -> ForeignEnv:
+    def clone(self) -> Self:
         """Returns a copy; see `clone_env`."""
-        return ForeignEnv(clone_env(self.env))
+        return cast(Self, clone_env(self))
 
     def branch(
         self, replies: Sequence[str], completion_ids: Sequence[Sequence[int]] = ()
-    ) -> list[ForeignEnv]:
+    ) -> list[Self]:
         """Returns a copy for each reply, which has been stepped with it."""
         del completion_ids
         twins = [self.clone() for _ in replies]
@@ -328,7 +327,7 @@ class ForeignEnv(BaseWrapper[Any, Any, Any]):
 
     def text_for(self, agent: str) -> str:
         """Returns the text of the observation of `agent`; see `observe_text`."""
-        return observe_text(self.env, agent)
+        return observe_text(self, agent)
 
     def __str__(self) -> str:
         return str(self.env)

@@ -142,7 +142,9 @@ def described(kind: Callable[..., Any]) -> list[Argument]:
     return [
         Argument(
             name,
-            "" if p.annotation is Parameter.empty else str(p.annotation),
+            ""
+            if p.annotation is Parameter.empty
+            else inspect.formatannotation(p.annotation).strip("'"),
             p.default,
             texts.get(name, ""),
         )

@@ -65,7 +65,7 @@ _SET_BY_INIT = frozenset(
 )
 RESERVED = (_SET_BY_RESET | _SET_BY_INIT | {"_given", "_outcomes", "_record"}) | {
     *("_known", "_shown_to", "_not_read", "reward_funcs", "trainer_state"),
-    *("_drawn", "_next_stream", "_reply_of"),
+    *("_checked_options", "_drawn", "_next_stream", "_reply_of"),
 }
 """Names that a subclass must not give to attributes and methods of its own: `TextEnv` sets them."""
 
@@ -80,6 +80,8 @@ class AgentEnv(AECEnv[str, dict[str, Any], str | None]):
     _action_spaces: dict[str, FreeText]
     _stream: tuple[int, int] | None
     """The seed that opened the stream of tasks, and the number of the latest one; None before the first."""
+    reset_options: ClassVar[tuple[str, ...]] = ()
+    """Keys of `reset(options=...)` that are read; any other is an error."""
 
     def observation_space(self, agent: str) -> Space[Any]:
         """The space of `observe(agent)`: always the same object, shared with clones."""
@@ -108,6 +110,15 @@ class AgentEnv(AECEnv[str, dict[str, Any], str | None]):
     def _drawn(self) -> str:
         """Returns what `render` shows."""
         raise NotImplementedError
+
+    def _checked_options(self, options: dict[str, Any] | None) -> dict[str, Any]:
+        """Returns the options of a reset, refusing unknown ones."""
+        for key in options or {}:
+            # PettingZoo's api_test passes the key "options" to every environment.
+            if key not in (*self.reset_options, "options"):
+                hint = did_you_mean(str(key), self.reset_options)
+                raise ConfigError(f"{self} has no reset option {key!r}; {hint}")
+        return options or {}
 
     def _next_stream(self, seed: int | None, bits: int) -> tuple[int, int]:
         """Returns the stream after `reset(seed)`; without any seed, its first one is random, of so many bits."""
@@ -142,7 +153,7 @@ class AgentEnv(AECEnv[str, dict[str, Any], str | None]):
 
 
 class TextEnv(AgentEnv):
-    """Base class of the environments here; the module docstring says how it works.
+    """Base class of environments with text: implement `_start`, `_text`, `_act`, and `_view`.
 
     A constructor takes the arguments of its own `__init__` and, where that takes `**kwargs`, those
     of its bases: `inspect.signature`, `help` and `pettingllms-envs show` list them all.
@@ -154,38 +165,35 @@ class TextEnv(AgentEnv):
             environment's default.
         max_cycles: PettingZoo's name for `max_turns`.
         alpha: weight of the team reward: `rewards[agent] = alpha * team + local`.
-        share_team_reward: whether a step pays `alpha * team` to all agents, as trainers of other
-            packages expect it, and not only to the agent that acted.
+        share_team_reward: whether a step gives `alpha * team` to all agents, as trainers of other packages
+            expect, instead of only to the agent that acted.
         render_mode: "ansi" (`render` returns text), "human" (prints it), "rgb_array" or None.
-        split: the part of the tasks: "train", "val" or "test".
-        show_thinking: whether agents are shown what their teammates thought since their own last
-            reply, and not only what they said (`pettingllms.envs.thinking`).
+        split: split of the tasks: "train", "val", or "test".
+        show_thinking: whether agents see the thoughts of their teammates since their own last reply, in
+            addition to the replies (`pettingllms.envs.thinking`).
         extra_spaces: further keys of the observation, filled by `_extras`.
 
     Raises:
-        ConfigError: an argument that the environment does not have, or a value that cannot be
-            used.
+        ConfigError: an unknown argument, or a value that cannot be used.
     """
 
     __signature__: ClassVar[inspect.Signature]
     _given: tuple[tuple[Any, ...], dict[str, Any]]
     default_turns: ClassVar[int] = 4
     embedded: ClassVar[Mapping[str, Any]] = {}
-    """Arguments for the embedded model. So are settings in `embedded_training`, both for the model
-    `embedded:parts` in `embedded_parts` and `embedded_parts_training`; `embedded_model`: the default."""
+    """Constructor arguments for the embedded model; `embedded_training` has settings, `embedded_parts` and
+    `embedded_parts_training` those for `embedded:parts`, and `embedded_model` the default model."""
     divides_datasets: ClassVar[bool] = False
-    """Whether a `dataset` without splits may be given as `...?divide`, so that tasks are held out."""
-    reset_options: ClassVar[tuple[str, ...]] = ()
-    """Keys of `reset(options=...)` that `_start` reads; any other is an error."""
+    """Whether training divides a `dataset` without splits into train, val, and test (`...?divide`)."""
     reward_funcs: Sequence[RewardFunction] = ()
-    """Functions that add to local rewards; set after the constructor, shared by copies."""
+    """Functions that add to local rewards; set after construction and shared by copies."""
     trainer_state: Any = None
-    """What they are told of the training: `global_step` and `max_steps`; None outside of one."""
+    """`trainer_state` of reward functions: `global_step` and `max_steps`; None outside of training."""
     _notes: Mapping[str, Any] = {}
     """`Outcome.notes` of the latest step."""
     state_space: Space[Any] = FreeText(sys.maxsize)
     interchangeable: ClassVar[frozenset[str]] = frozenset({"render_mode", "max_cycles"})
-    """Arguments in which a snapshot and the environment that continues it may differ."""
+    """Arguments that may differ between a snapshot and the environment that restores it."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -195,7 +203,7 @@ class TextEnv(AgentEnv):
         cls.__signature__ = arguments.signature(cls)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Checks the names of the arguments before any `__init__` sees them."""
+        """Checks the names of the arguments before `__init__` runs."""
         arguments.check_names(cls, cls.metadata["name"], kwargs)
         env = super().__new__(cls)
         env._given = (args, kwargs)  # as given: every `__init__` on the way to ours takes some
@@ -306,7 +314,7 @@ class TextEnv(AgentEnv):
         return [other for other in self.possible_agents if other != agent]
 
     def reward_columns(self, state: Any) -> Mapping[str, Any]:
-        """Returns the columns of the task's row, which reward functions are given; pure."""
+        """Returns the columns of the task's row for reward functions; pure."""
         return columns_of(state)
 
     def _random(self, seed: int) -> random.Random:
@@ -316,21 +324,16 @@ class TextEnv(AgentEnv):
     # PettingZoo's interface.
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
-        """Starts an episode: of task `seed`, or of the stream's next task (module docstring).
+        """Starts an episode of task `seed`, or of the next task in the stream (module docstring).
 
-        Where this raises, the environment is left as it was.
+        If this raises, the environment does not change.
 
         Raises:
             ConfigError: `seed` is negative, or `options` has a key that is not in
                 `reset_options`.
             TypeError: `seed` is not an integer.
         """
-        options = {} if options is None else options
-        for key in options:
-            # PettingZoo's api_test passes the key "options" to every environment.
-            if key not in (*self.reset_options, "options"):
-                hint = did_you_mean(str(key), self.reset_options)
-                raise ConfigError(f"{self} has no reset option {key!r}; {hint}")
+        options = self._checked_options(options)
         stream = self._next_stream(seed, bits=48)  # as many as `stream_seed` has
         task_seed = stream_seed(*stream)
         # Everything that may raise comes before the first assignment.
@@ -353,10 +356,10 @@ class TextEnv(AgentEnv):
         self.infos = {agent: _step_info(0.0, 0.0, False, None, 0) for agent in self.agents}
 
     def observe(self, agent: str) -> dict[str, Any]:
-        """Returns what `agent` sees now: `text`, `turn` and extras. Changes nothing.
+        """Returns the observation of `agent`: `text`, `turn`, and extras. Changes nothing.
 
-        `turn` is the turn of the agent that acts next, the same for every observer: in round robin
-        the number of finished rounds.
+        `turn` is the turn of the agent that acts next, for every observer; in round robin, the number
+        of finished rounds.
         """
         observation: dict[str, Any] = {"text": self._shown_to(agent), "turn": self.turn}
         if self._has_extras:
@@ -368,11 +371,11 @@ class TextEnv(AgentEnv):
         return str(self.observe(agent)["text"])
 
     def privileged_for(self, agent: str) -> str:
-        """Returns what a judge may know of the task and `agent` is not told; empty if there is nothing."""
+        """Returns facts for a judge that `agent` does not see, such as the solution; may be empty."""
         return self._privileged(self._state, self._known(agent))
 
     def demonstration_for(self, agent: str) -> str:
-        """Returns what a solver would reply in place of the agent.
+        """Returns the reply of a solver in place of the agent.
 
         Raises:
             NotImplementedError: the environment has no solver.
@@ -389,13 +392,13 @@ class TextEnv(AgentEnv):
         return self._shown[agent]
 
     def state(self) -> str:  # type: ignore[override]  # PettingZoo's are arrays
-        """Returns the global state as PettingZoo defines it: the whole state as text."""
+        """Returns the whole state as text, PettingZoo's global state."""
         return self._view(self._state)
 
     def step(self, action: str | None) -> None:
-        """Takes the selected agent's reply, or removes a finished agent where `action` is None.
+        """Takes the selected agent's reply, or removes a finished agent if `action` is None.
 
-        A reply that cannot be read or is too long is legal: `infos[agent]["parse_error"]`.
+        An unparsable or overlong reply is legal; `infos[agent]["parse_error"]` gives the reason.
 
         Raises:
             TypeError: a live agent's action is not a `str`.
@@ -479,7 +482,7 @@ class TextEnv(AgentEnv):
     # Exact copies.
 
     def snapshot(self) -> Snapshot:
-        """Returns the whole episode as a small picklable value; later steps do not change it."""
+        """Returns the state of the episode as a small picklable value that later steps do not change."""
         attributes = self.__dict__
         if "_state" not in attributes:  # before the first reset
             return Snapshot(SNAPSHOT_VERSION, self._identity, None)
@@ -488,13 +491,13 @@ class TextEnv(AgentEnv):
         return Snapshot(SNAPSHOT_VERSION, self._identity, fields)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Continues from `snapshot`, on any instance made with the same arguments.
+        """Continues from `snapshot`, in any instance made with the same arguments.
 
-        Arguments in `interchangeable` may differ. Those whose values cannot be compared (functions
-        and objects) are compared by the name of their class.
+        Arguments in `interchangeable` may differ. Functions and other objects are compared by the
+        name of their class.
 
         Raises:
-            CloneError: it is of another environment or version; names the first difference.
+            CloneError: the snapshot is from another environment or version; names the first difference.
         """
         same = snapshot.version == SNAPSHOT_VERSION and snapshot.env == self._identity
         if not same and (refusal := snapshot.refusal(str(self), self._identity)):
@@ -511,9 +514,9 @@ class TextEnv(AgentEnv):
             self._shown = {}
 
     def clone(self) -> Self:
-        """Returns an independent copy at the same point of the same episode.
+        """Returns an independent copy at the same point of the episode.
 
-        Spaces and whatever else a subclass keeps (data, a sandbox) are shared with it.
+        Spaces and other attributes of a subclass (data, a sandbox) are shared.
         """
         # Not through the constructor, which may load a data set.
         twin = object.__new__(type(self))
@@ -529,9 +532,9 @@ class TextEnv(AgentEnv):
     def branch(
         self, replies: Sequence[str], completion_ids: Sequence[Sequence[int]] = ()
     ) -> list[Self]:
-        """Returns a copy for each reply, in which the selected agent has given it.
+        """Returns one copy for each reply, after the selected agent has given it.
 
-        The same as `clone` and `step` for each, but computed together where that is cheaper.
+        Equal to `clone` and `step` for each, but computed together if that is cheaper.
         `completion_ids` are the replies' tokens, for reward functions.
         """
         agent = self.agent_selection
@@ -574,7 +577,7 @@ def _refuse_taken(kind: type, taken: Collection[str]) -> None:
 def next_agent(env: AECEnv[Any, Any, Any]) -> str | None:
     """Returns the agent that acts next, or None when the episode is over.
 
-    Steps finished agents out, as PettingZoo requires, which clears `env.rewards`: read them before.
+    Removes finished agents, as PettingZoo requires. This clears `env.rewards`: read them first.
     """
     while env.agents:
         agent: str = env.agent_selection

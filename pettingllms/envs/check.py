@@ -92,7 +92,7 @@ def check_env(
     seed: int = 0,
     replies: Sequence[str] = (),
 ) -> None:
-    """Runs episodes of an environment and raises at the first promise that it breaks.
+    """Tests an environment over several episodes and raises at the first failure.
 
     Checked for every PettingZoo AEC environment: spaces and keys; real bools and finite rewards;
     `step` returns None; observing changes nothing and is possible for every live agent; no text
@@ -109,12 +109,12 @@ def check_env(
             processes where they cannot import the function.
         episodes: episodes of each check.
         seed: seed of the first of them.
-        replies: texts that the environment understands. Without them all replies are random text,
-            which most environments cannot read, so that little of their logic runs.
+        replies: texts that the environment can parse. Without them all replies are random, mostly
+            unparsable text, and little of the environment's logic runs.
 
     Raises:
-        ConformanceError: names the promise, what was seen, and what to do.
-        ConfigError, CloneError: it has observations without text, or cannot be copied.
+        ConformanceError: names the rule, the observed value, and what to do.
+        ConfigError, CloneError: the environment has observations without text, or cannot be copied.
     """
     subject = _subject(env_or_factory, episodes, seed, tuple(replies))
     for check in PARTS:

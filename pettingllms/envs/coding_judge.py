@@ -21,8 +21,9 @@ tester earns `precision**2 * power - WRONG_COST * (1 - precision)`, where
 
 What counts:
 
-* Tests of one input are one test. If they contradict each other, none of them is right, whichever of
-  them happens to be: an answer is not guessed by giving all of them.
+* Tests of one input are one test, and so are right ones on which the reference and every mutant do the
+  same: their inputs may differ in a line that no program reads. If tests of one input contradict each other, none
+  of them is right, whichever of them happens to be: an answer is not guessed by giving all of them.
 * A right test that the statement shows as an example counts neither for nor against. A wrong output for
   the input of an example is wrong.
 * A test is wrong if the reference gives another output, fails, or does not end within `REFERENCE_SHARE` of
@@ -441,6 +442,17 @@ def judged(
             right += 1
             telling += group
     return Verdict(tuple(telling), right, wrong)
+
+
+def told_apart(
+    verdict: Verdict, rows: Sequence[Sequence[RunResult]], function: str | None
+) -> Verdict:
+    """Counts right tests as one on which every mutant does the same; `rows` are their results on `telling`."""
+    kinds = {
+        (_key(test.output, function), *((r.status, r.stdout_bytes, r.value_bytes) for r in results))
+        for test, *results in zip(verdict.telling, *rows, strict=True)
+    }
+    return verdict._replace(right=min(verdict.right, len(kinds)))
 
 
 def up_to_a_hang(

@@ -344,7 +344,7 @@ class raw_env(TeamEnv):
         task = state.task
         if task.reference:
             verdict = judged(tests, reference, task.question, task.function)
-            power = self._power(task, verdict, run)
+            verdict, power = self._caught(task, verdict, run)
         else:  # no test is known to be right
             verdict, power = Verdict((), 0, 0), 0.0
         disagreements = self._disagreements(state, tests, reference, run)
@@ -362,18 +362,18 @@ class raw_env(TeamEnv):
             },
         )
 
-    def _power(self, task: CodingTask, verdict: Verdict, run: Run) -> float:
-        """The share of mutants that fail one of the tests that tell."""
+    def _caught(self, task: CodingTask, verdict: Verdict, run: Run) -> tuple[Verdict, float]:
+        """Counts tests that mutants tell apart; also returns the share of mutants that fail one of them."""
         tests = verdict.telling
         if not tests or not task.mutants:
-            return 0.0
+            return verdict, 0.0
         inputs = [test.input for test in tests]
         rows = coding_judge.run_inputs(task, task.mutants, inputs, run)
         caught = sum(
             not all(passes(t, r, task.function) for t, r in zip(tests, row, strict=True))
             for row in rows
         )
-        return caught / len(task.mutants)
+        return coding_judge.told_apart(verdict, rows, task.function), caught / len(task.mutants)
 
     def _disagreements(
         self,

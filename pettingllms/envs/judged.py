@@ -14,9 +14,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gymnasium.spaces import Dict
-from pettingzoo.utils.wrappers.base import BaseWrapper
 
-from pettingllms.envs.aec import AnyEnv, creator_of, made_by, observe_text
+from pettingllms.envs.aec import AnyEnv, ForeignEnv, creator_of, made_by, observe_text
 from pettingllms.envs.parsing import shortened
 from pettingllms.envs.several import entries_of, text_of
 from pettingllms.envs.spaces import MAX_TEXT, FreeText
@@ -66,14 +65,14 @@ def quoted(text: str) -> str:
     return "\n".join(f"| {line}" for line in text.splitlines())
 
 
-class JudgedEnv(BaseWrapper[Any, Any, Any]):
+class JudgedEnv(ForeignEnv):
     """An environment and its judge.
 
     Raises:
         ConfigError: the environment has a judge.
     """
 
-    _sees, _says = Dict({"text": FreeText()}), FreeText()
+    env: Any
 
     def __init__(self, env: AnyEnv) -> None:
         if JUDGE in env.possible_agents:
@@ -81,6 +80,7 @@ class JudgedEnv(BaseWrapper[Any, Any, Any]):
                 f"{env} has a judge, and judged: would be a second one; leave one out"
             )
         super().__init__(env)
+        self._sees, self._says = Dict({"text": FreeText()}), FreeText()
         self.possible_agents = [*env.possible_agents, JUDGE]
         # What is promised of all agents does not hold for a judge.
         of_teams = {"rounds": False, "judged_replies": False, "caller": None}
@@ -108,8 +108,17 @@ class JudgedEnv(BaseWrapper[Any, Any, Any]):
 
     def demonstration_for(self, agent: str) -> str:
         """A solver's reply, see `TextEnv`; to a solver's moves the judge says that they are right."""
-        tell: Any = self.env
-        return "right" if agent == JUDGE else str(tell.demonstration_for(agent))
+        return "right" if agent == JUDGE else str(self.env.demonstration_for(agent))
+
+    def snapshot(self) -> tuple[Any, dict[str, Any]]:
+        """The environment's snapshot, if it makes any, and where the judge is."""
+        fixed = {"env", "possible_agents", "metadata", "_sees", "_says"}
+        return self.env.snapshot(), {k: v for k, v in vars(self).items() if k not in fixed}
+
+    def restore(self, snapshot: tuple[Any, dict[str, Any]]) -> None:
+        """Continues from `snapshot`; see `TextEnv`."""
+        self.env.restore(snapshot[0])
+        vars(self).update(snapshot[1])
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
         """Starts an episode of the environment."""
@@ -142,12 +151,9 @@ class JudgedEnv(BaseWrapper[Any, Any, Any]):
         # The judge leaves last, by a step of its own.
         self.agents = [*env.agents, JUDGE] if env.agents or agent != JUDGE else []
         live = judging or not all(env.terminations[a] or env.truncations[a] for a in env.agents)
-        for name, of_judge in (
-            ("terminations", not live),
-            ("truncations", False),
-            ("infos", self._said),
-        ):
-            values = {**getattr(env, name), JUDGE: of_judge}
+        of_judge = {"terminations": not live, "truncations": False, "infos": self._said}
+        for name, value in of_judge.items():
+            values = {**getattr(env, name), JUDGE: value}
             setattr(self, name, {one: values[one] for one in self.agents})
         self.rewards = {one: float(rewards.get(one, 0.0)) for one in self.agents}
         self._cumulative_rewards = {a: before.get(a, 0.0) + r for a, r in self.rewards.items()}

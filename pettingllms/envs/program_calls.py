@@ -5,8 +5,8 @@
     answer(call, text)   the reply as OpenAI's clients read it: text, or calls of tools
     Front                HTTP on 127.0.0.1, a secret path for each run
 
-Sampling is the trainer's: temperature, token limits, and seeds of a request are ignored, and named
-once in the log. A parameter that would change what a reply means and is not built is refused.
+Sampling is the trainer's: temperature, token limits, and seeds of a request are ignored, with one
+warning. A parameter that would change what a reply means and is not built is refused.
 """
 
 from __future__ import annotations
@@ -27,28 +27,30 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Protocol
 
 from pettingllms.envs.tool_calls import read_calls
-from pettingllms.errors import did_you_mean
+from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.types import Conversation
 
-_IGNORED = frozenset(
-    [
-        *("user", "metadata", "safety_identifier", "prompt_cache_key", "stream"),
-        *("stream_options", "seed", "temperature", "top_p", "max_tokens"),
-        *("max_completion_tokens", "store", "service_tier", "parallel_tool_calls", "verbosity"),
-        *("reasoning_effort", "presence_penalty", "frequency_penalty"),
-    ]
+_SAMPLING = (
+    *("seed", "temperature", "top_p", "max_tokens", "max_completion_tokens", "verbosity"),
+    *("reasoning_effort", "presence_penalty", "frequency_penalty"),
 )
-_READ = ("model", "messages", "n", "tools", "tool_choice", "response_format", "stop")
+"""Ignored, with a warning."""
+_READ = (
+    *("model", "messages", "n", "tools", "tool_choice", "response_format", "stop", "stream"),
+    *("user", "metadata", "safety_identifier", "prompt_cache_key", "stream_options"),
+    *("store", "service_tier", "parallel_tool_calls"),
+)
 _DECISION = ("messages", "tools", "tool_choice", "response_format", "stop")
 """What makes two requests to one role the same."""
 _ROLES = ("system", "developer", "user", "assistant", "tool")
+MOST_STOPS = 16
 LARGEST_BODY = 16 << 20
 """Bytes of a request."""
 
 _log = logging.getLogger(__name__)
 
 
-class NotServed(Exception):
+class NotServed(ConfigError):
     """A request that is answered with an error, in the form of OpenAI's API."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -78,17 +80,12 @@ class ChatCall:
         parameters = {
             name: value for name, value in body.items() if value not in (None, False, [], {}, "")
         }
-        for name in parameters:
-            if name in _IGNORED:
-                _note_ignored(name)
-            elif name not in _READ:
-                raise NotServed(400, f"parameter {name!r} is not supported here; leave it out")
-        if parameters.get("n", 1) != 1:
-            raise NotServed(
-                400, f"n={parameters['n']} is not supported here; ask {parameters['n']} times"
-            )
-        # A prefix such as openai/coder is a framework's.
-        role = str(parameters.get("model", "")).rpartition("/")[2]
+        if unknown := parameters.keys() - {*_READ, *_SAMPLING}:
+            raise NotServed(400, f"parameter {min(unknown)!r} is not supported here; leave it out")
+        _warn_of(frozenset(name for name in _SAMPLING if body.get(name) is not None))
+        if (n := parameters.get("n", 1)) != 1:
+            raise NotServed(400, f"n={n} is not supported here; ask {n} times")
+        role = role_named(parameters.get("model", ""))
         if roles is not None and role not in roles:
             hint = did_you_mean(role, roles)
             raise NotServed(
@@ -98,9 +95,9 @@ class ChatCall:
             )
         request = {name: parameters[name] for name in _DECISION if name in parameters}
         request["messages"] = messages_of(request.get("messages"))
-        tools = request.get("tools", [])
-        if not isinstance(tools, list) or not all(map(_is_function, tools)):
-            raise NotServed(400, "tools must be a list of functions, with names")
+        stops_of(request.get("stop"))
+        if not tools_of(request):
+            request.pop("tools", None)
         text = json.dumps([role, request], sort_keys=True)
         return cls(role, request, hashlib.blake2b(text.encode(), digest_size=16).hexdigest())
 
@@ -110,6 +107,39 @@ class ChatCall:
         if len(messages) == 1 and messages[0]["role"] == "user" and not tools:
             return str(messages[0]["content"])
         return Conversation.of(messages, tools)
+
+
+def role_named(model: Any) -> str:
+    """The role that a request's model names; a prefix such as openai/coder is a framework's."""
+    return str(model).rpartition("/")[2]
+
+
+def stops_of(given: Any) -> tuple[str, ...]:
+    """The stop strings of a request.
+
+    Raises:
+        NotServed: they are no texts, or too many.
+    """
+    stops = [given] if isinstance(given, str) else given or []
+    if (
+        not isinstance(stops, list)
+        or len(stops) > MOST_STOPS
+        or not all(isinstance(stop, str) and stop for stop in stops)
+    ):
+        raise NotServed(400, f"stop must be a text or a list of at most {MOST_STOPS}, none empty")
+    return tuple(stops)
+
+
+def tools_of(body: Mapping[str, Any]) -> list[Any]:
+    """The functions that a request lets its role call.
+
+    Raises:
+        NotServed: they are no functions with names.
+    """
+    tools = (body.get("tool_choice") != "none" and body.get("tools")) or []
+    if not isinstance(tools, list) or not all(map(_is_function, tools)):
+        raise NotServed(400, f"tools must be a list of functions with names, got {tools!r:.80}")
+    return tools
 
 
 def _is_function(tool: Any) -> bool:
@@ -162,10 +192,11 @@ def _message(given: Any) -> dict[str, Any]:
     return message
 
 
-@functools.cache  # once a name
-def _note_ignored(name: str) -> None:
-    if name not in ("stream", "stream_options"):
-        _log.info("the program sends %s, which is ignored: the trainer decides how to sample", name)
+@functools.cache  # once
+def _warn_of(ignored: frozenset[str]) -> None:
+    if ignored:
+        text = "the program sends %s, ignored here; --temperature and --max-completion-length set how roles sample"
+        _log.warning(text, ", ".join(sorted(ignored)))
 
 
 def first_difference(was: Any, now: Any, at: str = "request") -> str:
@@ -207,8 +238,7 @@ def message_of(text: str, own: str, *, tools: bool) -> dict[str, Any]:
 def answer(call: ChatCall, text: str, own: str) -> dict[str, Any]:
     """A reply in the form of OpenAI's API; `own` makes its ids, so that a replay has the same."""
     message = message_of(text, own, tools=bool(call.request.get("tools")))
-    stops = call.request.get("stop", ())
-    for stop in [stops] if isinstance(stops, str) else stops:
+    for stop in stops_of(call.request.get("stop")):
         message["content"] = (message["content"] or "").partition(stop)[0]
     finish = "tool_calls" if "tool_calls" in message else "stop"
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
@@ -303,17 +333,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _handle(self, method: str) -> None:
         try:
-            payload, content_type = self._reply(method), "application/json"
-            if isinstance(payload, bytes):
-                body, content_type = payload, "text/event-stream"
-            else:
-                body = json.dumps(payload).encode()
-            self._send(200, body, content_type)
+            self._send(200, self._reply(method))
         except NotServed as error:
             shown = {"message": str(error), "type": "invalid_request_error", "code": None}
-            self._send(error.status, json.dumps({"error": shown}).encode(), "application/json")
+            self._send(error.status, {"error": shown})
 
-    def _send(self, status: int, body: bytes, kind: str) -> None:
+    def _send(self, status: int, payload: Any) -> None:
+        is_stream = isinstance(payload, bytes)
+        body = payload if is_stream else json.dumps(payload).encode()
+        kind = "text/event-stream" if is_stream else "application/json"
         self.send_response(status)
         # A kept connection would outlive the event loop of a program; a refusal would be refused again.
         for name, value in (("content-type", kind), ("content-length", str(len(body)))):
@@ -376,7 +404,7 @@ def _payment(body: Any) -> dict[str, Any]:
 
 def _left(connection: socket.socket) -> bool:
     """Whether a client has closed its side; it has sent all of its request."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):  # a closed one has a negative descriptor
         poll = select.poll()  # `select` ends at descriptor 1024
         poll.register(connection, select.POLLIN)
         return bool(poll.poll(0)) and not connection.recv(1, socket.MSG_PEEK)

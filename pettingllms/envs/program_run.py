@@ -30,6 +30,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pettingllms.envs.program_calls import ChatCall, Front, NotServed, answer, first_difference
@@ -58,6 +59,10 @@ def _front() -> Front:
     with _opening:
         if os.getpid() not in _fronts:  # threads do not survive a fork
             _fronts[os.getpid()] = Front()
+            # A cluster's proxy cannot reach this machine's 127.0.0.1; clients read the lower-case name first.
+            direct = os.environ.get("no_proxy", os.environ.get("NO_PROXY", ""))
+            if direct != "*":
+                os.environ["no_proxy"] = f"127.0.0.1,{direct}".rstrip(",")
         return _fronts[os.getpid()]
 
 
@@ -128,6 +133,7 @@ class ProgramRun:
         self.over = self._closed = self._killed = False
         self._refusals = 0
         self._process: subprocess.Popen[bytes] | None = None
+        self._folder = Path.cwd()
         self._cancel: Callable[[], object] | None = None
         self.base_url = _front().add(self)
         self._thread = threading.Thread(
@@ -189,9 +195,8 @@ class ProgramRun:
             "OPENAI_BASE_URL": self.base_url,
             "OPENAI_API_KEY": "local",
             "PROGRAM_SEED": str(self.seed),
+            "OPENAI_AGENTS_DISABLE_TRACING": "1",  # the SDK would send its traces away
         }
-        # The Agents SDK would send its traces away.
-        variables["OPENAI_AGENTS_DISABLE_TRACING"] = "1"
         pipe = subprocess.PIPE
         command = [sys.executable, self._program.name]
         with subprocess.Popen(
@@ -353,6 +358,14 @@ class ProgramRun:
     def _settled(self) -> bool:
         if self._refused:
             raise ConfigError(f"a request of the program was refused: {self._refused}")
+        # Threads share it, and the trainer writes its relative paths there.
+        if not (self._folder.exists() and self._folder.samefile("")):
+            with contextlib.suppress(FileNotFoundError):
+                os.chdir(self._folder)
+            raise ConfigError(
+                "the program changed the working directory of all episodes; use absolute paths and subprocesses with "
+                "cwd=, or train a script (program:FILE.py), which has a process for each episode"
+            )
         missing = [call for call, _ in self._told] + self._missing()
         if self.over:
             if missing and not self._closed:
@@ -361,8 +374,8 @@ class ProgramRun:
                 )
             if self._unread:
                 raise ConfigError(
-                    f"the program no longer waited when {self._unread[0].call.role} replied: sampling takes its "
-                    "time in training, so give the client a longer timeout, such as OpenAI(timeout=3600)"
+                    f"the program no longer waited when {self._unread[0].call.role} replied: cancel no request, and "
+                    "give the client a longer timeout, such as OpenAI(timeout=3600), because sampling takes time"
                 )
             return True
         if not self._waiting or (not missing and time.monotonic() < self._due()):

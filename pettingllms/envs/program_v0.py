@@ -53,7 +53,7 @@ from pettingllms.envs.program_calls import ChatCall
 from pettingllms.envs.program_run import Program, ProgramRun
 from pettingllms.envs.records import Outcome
 from pettingllms.errors import CloneError, ConfigError, UnknownNameError
-from pettingllms.registry import importable, resolve
+from pettingllms.registry import resolve
 from pettingllms.types import role_of
 
 # ------------------------------------------------------------------------------- files of tasks
@@ -374,10 +374,8 @@ class raw_env(TextEnv):
         team, earned, error = 0.0, Counter[str](), None
         for paid in [*run.paid, *([_reward(self, run, self.asked)] if run.over else [])]:
             team += _number(self, paid["team"])
-            for name, amount in {
-                paid["role"] or role: paid["local"],
-                **paid.get("roles", {}),
-            }.items():
+            by_role = [(paid["role"] or role, paid["local"]), *paid.get("roles", {}).items()]
+            for name, amount in by_role:
                 if name not in self.asked:
                     raise ConfigError(
                         f"{self} pays the role {name!r}; its roles are {', '.join(self.asked)}"
@@ -386,7 +384,7 @@ class raw_env(TextEnv):
             if not isinstance(solved := paid["success"], bool | np.bool_ | None):
                 raise ConfigError(f"{self} pays success {solved!r:.80}; it is true or false")
             success = success if solved is None else bool(solved)
-            error = paid["parse_error"] or error
+            error = str(paid["parse_error"] or "") or error
         return (
             team,
             {agent: float(amount) for agent, amount in earned.items() if amount},
@@ -432,7 +430,7 @@ def _loaded(program: str | Callable[..., Any], settle: float, seconds: float) ->
         if not path.is_file():
             raise UnknownNameError(f"there is no script {path}")
         return Program(str(path), None, settle, seconds)
-    function = resolve(importable(program), "program")
+    function = resolve(program, "program")
     if not callable(function):
         raise ConfigError(f"{program} is a {type(function).__name__}; it must be a function")
     return Program(program, function, settle, seconds)

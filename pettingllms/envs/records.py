@@ -16,21 +16,21 @@ class Outcome:
 
     state: Any
     team: float
-    """Reward that the reply earned the team; weighted with `alpha`."""
+    """Team reward of the reply; weighted with `alpha`."""
     local: float
-    """Reward that the reply earned its author alone."""
+    """Reward of the reply for its author only."""
     success: bool
-    """Whether the task is solved now. Says nothing about the end of the episode."""
+    """Whether the task is solved now. The episode may go on."""
     done: bool = False
-    """Whether the environment ends the episode here, e.g. because the agents agree."""
+    """Whether the episode ends here, for example because the agents agree."""
     parse_error: str | None = None
-    """Reason why the reply could not be read; None where it could."""
+    """Reason why the reply is unparsable; None if it is not."""
     others: Mapping[str, float] = field(default_factory=dict)
-    """Rewards that it earned agents other than its author: they are late rewards of theirs."""
+    """Late rewards for agents other than the author."""
     info: Mapping[str, Any] = field(default_factory=dict)
     """More entries for `infos[agent]`; values must not be changed later."""
     notes: Mapping[str, Any] = field(default_factory=dict)
-    """For the record of a run alone, and so for people: no agent is shown them, also not by its infos."""
+    """Notes in the record of a run, for people; agents never see them."""
 
 
 class Record(NamedTuple):
@@ -51,14 +51,14 @@ class Snapshot(NamedTuple):
 
     version: int
     env: tuple[tuple[str, Any], ...]
-    """The environment and the arguments that it must have been made with."""
+    """The environment and its arguments."""
     fields: dict[str, Any] | None
     """None before the first `reset`."""
 
     def refusal(self, name: str, identity: tuple[tuple[str, Any], ...]) -> str | None:
-        """Says why the environment `name` cannot continue it: the first argument in which it differs.
+        """Returns why the environment `name` cannot restore it: the first argument that differs.
 
-        None where it can. An argument that one side lacks, as it was added later, counts as None.
+        None if it can. An argument that is missing on one side counts as None.
         """
         theirs = dict((*self.env, ("format", self.version)))
         ours = dict((*identity, ("format", SNAPSHOT_VERSION)))

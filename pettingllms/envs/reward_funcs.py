@@ -21,7 +21,7 @@ from typing import Any
 
 from pettingllms.envs.records import Outcome
 from pettingllms.errors import ConfigError
-from pettingllms.registry import importable, resolve
+from pettingllms.registry import resolve
 
 RewardFunction = Callable[..., Sequence[float | None]]
 
@@ -36,7 +36,7 @@ def reward_functions(given: str | RewardFunction | Sequence[Any] | None) -> list
         return []
     if isinstance(given, str):
         # The command line and configuration files hold several paths as one text.
-        given = [resolve(importable(path.strip()), "reward function") for path in given.split(",")]
+        given = [resolve(path.strip(), "reward function") for path in given.split(",")]
     functions: list[RewardFunction] = []
     for source in given if isinstance(given, Sequence) else [given]:
         if isinstance(source, str):

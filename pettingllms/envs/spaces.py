@@ -24,7 +24,7 @@ _CHARACTERS = tuple(string.printable)
 
 
 class FreeText(Text):
-    """Every `str` of at most `max_length` characters, the empty one and any Unicode included.
+    """Every `str` of at most `max_length` characters, including the empty one and any Unicode.
 
     Equal where the bounds are equal. Copies share the character tables, which are used for
     sampling only.

@@ -35,82 +35,84 @@ class EvalConfig:
     """Settings of an evaluation; `pettingllms-eval --help` explains each field.
 
     Raises:
-        ConfigError: a value that cannot be used; names the field, the value and the cure.
+        ConfigError: a value that cannot be used; the text says what to do.
     """
 
     adapters: str | None = policies_setting(
         None,
-        "A run; a folder with an adapter for each policy, or with one, as PEFT saves it, for all "
-        "roles; hub:NAME; or coder=FOLDER,tester=FOLDER. Default: the base model",
+        "Adapters to evaluate: a run; a folder with one adapter for each policy; a PEFT adapter, used for all "
+        "roles; hub:NAME; or coder=FOLDER,tester=FOLDER. Default: the base model alone",
     )
     swap: str | None = policies_setting(
         None,
-        "coder=tester lets these roles exchange their policies; all: every role with every other "
-        "role's policy",
+        "Exchange the policies of two roles, as in coder=tester; all: play every role with every other role's "
+        "policy",
     )
-    base: bool = policies_setting(
-        True, "Leave out the base model, which is evaluated beside the adapters"
-    )
+    base: bool = policies_setting(True, "Skip the base model, which is otherwise evaluated too")
     members: str | None = policies_setting(
         None,
-        "An ensemble of teams for one environment, each with a name: a=RUN,b=RUN, in the forms of "
-        "--adapters; each plays alone, and together by --route or --vote",
+        "Ensemble of named teams for one environment: a=RUN,b=RUN, in the forms of --adapters. Each plays "
+        "alone, and all together with --route or --vote",
     )
     route: str | None = policies_setting(
         None,
-        "Members: a file of --route-out; the member answers that it says is best in a situation",
+        "With --members: a file from --route-out, which says which member answers in each situation",
     )
     vote: bool = policies_setting(
-        False, "Members: all answer, and the most frequent reply is played"
+        False, "With --members: all answer, and the most frequent reply is played"
     )
     teacher: str | None = policies_setting(
         None,
-        "Gives an agent's next reply after a wrong one. api:MODEL: after one that could not be read or made a score "
-        "worse; solver, on boards: after one that earned less than the solver's would. Only the team that it "
-        "corrects plays, for pettingllms-data step",
+        "Let a teacher give an agent's next reply after a wrong one, for pettingllms-data step: api:MODEL "
+        "(wrong: unparsable, or lowers a score), or solver, on boards (wrong: earns less than the solver's "
+        "reply). Only the corrected team plays",
     )
     gate: str | None = policies_setting(
         None,
-        "Refuse replies of low advantage and ask again (ReAd): the team's evaluation on --split train, for a critic",
+        "Refuse replies of low advantage and ask again (ReAd). The critic learns from this folder: an "
+        "evaluation of the team on --split train",
     )
     gate_replies: int = policies_setting(
-        4, "Gate: replies asked for at most; of none good enough, the best is played", at_least=1
+        4,
+        "With --gate: most replies to one prompt; if all are refused, the best is played",
+        at_least=1,
     )
     gate_threshold: float = policies_setting(
-        0.0, "Gate: least advantage over an empty reply at which a reply is played"
+        0.0, "With --gate: smallest advantage over an empty reply at which a reply is played"
     )
     gate_feedback: bool = policies_setting(
-        True, "Gate: ask again without the refused replies and their advantages in the prompt"
+        True, "With --gate: leave refused replies and their advantages out of the next prompt"
     )
     split: str = task_setting("test", "train, val or test", choices=SPLITS)
     limit: int | None = task_setting(
         None,
-        "Number of tasks, the first of the split. Default: all of a data set, 100 where tasks "
-        "never end",
+        "Number of tasks, from the start of the split. Default: the whole data set, or 100 generated tasks",
         aliases=("--tasks",),
         at_least=1,
         at_most=10**6,
     )
     samples: int = task_setting(
         1,
-        "Episodes of each task; more than one also give pass@k. More than a finished --out has are "
-        "added to it",
+        "Episodes of each task; with more than one, pass@k is reported. A higher number extends a finished "
+        "--out",
         at_least=1,
     )
-    greedy: bool = sampling_setting(False, "Always take the likeliest token instead of sampling")
+    greedy: bool = sampling_setting(False, "Always choose the likeliest token instead of sampling")
     top_p: float = sampling_setting(
-        1.0, "Sample from the likeliest tokens that together reach this probability"
+        1.0, "Sample from the likeliest tokens that together have this probability"
     )
     out: str | None = _results(
-        None, "Folder for results and all episodes; the same command resumes an interrupted one"
+        None,
+        "Folder for results and all episodes; repeat the command to resume an interrupted evaluation",
     )
     route_out: str | None = _results(
         None,
-        "Members: file for what each is worth in each situation of --split train, for --route",
+        "With --members: write the value of each member in each situation of --split train to this file, for "
+        "--route",
     )
     fail_under: float | None = _results(
         None,
-        "Exit with code 1 if the success of the adapters (without any, of the base) is below",
+        "Exit with code 1 if the success of the adapters (without adapters, of the base) is below this",
         at_least=0,
         at_most=1,
     )
@@ -148,5 +150,5 @@ class EvalConfig:
         names = [field.name for field in dataclasses.fields(cls) if field.metadata]
         check_names(settings, [*names, *SHARED])
         values = {name: value for name, value in settings.items() if value is not None}
-        over = {name: value for name, value in values.items() if name not in names}
-        return cls(**{name: value for name, value in values.items() if name in names}, over=over)
+        over = {name: values.pop(name) for name in [*values] if name not in names}
+        return cls(**values, over=over)

@@ -20,7 +20,8 @@ import ray
 import torch
 
 from pettingllms.assembly import make_env
-from pettingllms.distributed.cluster import connected, sent
+from pettingllms.data.rows import digest
+from pettingllms.distributed.cluster import check_same, connected, on_node, sent, versions
 from pettingllms.distributed.engines import Asking, Engines
 from pettingllms.distributed.fleet import Fleet
 from pettingllms.distributed.heart import blamed
@@ -38,22 +39,23 @@ class EvalWorker:
     """Rolls out chunks: environment, sandbox and sampler in one process, or engines that sample elsewhere.
 
     Args:
-        plan: the evaluation.
-        threads: of PyTorch.
+        given: the evaluation, what the driver has and every node must have, and the threads of PyTorch.
         asking: how to ask the engines; None to load a model here.
         weights: policy -> a reference to what the engines sample from.
     """
 
     def __init__(
-        self, plan: EvalPlan, threads: int, asking: Asking | None, weights: Mapping[str, Any]
+        self, given: tuple[EvalPlan, Any, int], asking: Asking | None, weights: Mapping[str, Any]
     ) -> None:
-        self._plan, self._threads = plan, threads
+        self._plan, self._versions, self._threads = given
         self._asking, self._weights = asking, weights
 
+    @on_node()
     def ready(self) -> None:
-        """Makes the environment; a model is loaded with the first chunk."""
+        """Makes the environment, where all is as on the driver; a model is loaded with the first chunk."""
         plan = self._plan
         torch.set_num_threads(self._threads)
+        check_same(self._versions, _versions(plan))
         env = make_env(plan.config, plan.split, plan.source, divide=plan.divide)
         pool = ThreadPoolExecutor(plan.config.scoring_threads)
         self._playing = Playing(env, plan.sampling, self._load, pool)
@@ -63,6 +65,7 @@ class EvalWorker:
         # Progress is shown by the driver, as chunks come back.
         return next(self._playing(lineup, [chunk], lambda _verdicts: None))
 
+    @on_node()
     def _load(self, adapters: bool) -> ClosableSampler:
         if self._asking is None:
             return self._plan.load(adapters)
@@ -80,7 +83,8 @@ class _Processes:
     def __init__(self, plan: EvalPlan, pools: Mapping[str, Share]) -> None:
         self._plan, self._pools = plan, pools
         env: Any = None  # every worker makes its own
-        self._given = sent(dataclasses.replace(plan, env=env))
+        here = dataclasses.replace(plan, env=env), _versions(plan), torch.get_num_threads()
+        self._given = sent(here)
         self._adapters: bool | None = None
         self._open = contextlib.ExitStack()
 
@@ -111,9 +115,8 @@ class _Processes:
             asking = engines.asking
             weights = {name: reference for name, (_, reference) in engines.held().items()}
         worker: Any = ray.remote(**self._pools[WORKERS].options)(EvalWorker)
-        plan, threads = self._given, torch.get_num_threads()
         fleet = Fleet(
-            lambda: worker.remote(plan, threads, asking, weights),
+            lambda: worker.remote(self._given, asking, weights),
             config.workers,
             timeout=config.worker_timeout,
         )
@@ -155,3 +158,9 @@ def playing_elsewhere(plan: EvalPlan) -> Iterator[Play]:
                     yield done
 
             yield play
+
+
+def _versions(plan: EvalPlan) -> dict[str, str]:
+    """What must be equal on all nodes: as in training, and the adapters."""
+    adapters = {f"adapter of {name}": digest(folder) for name, folder in plan.adapters.items()}
+    return versions(plan.config.dataset, plan.config.env_args) | adapters

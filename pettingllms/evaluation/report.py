@@ -67,11 +67,11 @@ SHORT = Keys(
 TRAINING = Keys(_RESULT, (*FIRST, "reward", "parse_error", "truncated", "tokens"))
 TRAINING_SHORT = Keys(_RESULT, (*FIRST, "parse_error"))
 TESTED = (
-    "differences are paired by task, with Tango's interval for shares, else bootstrap; * where it leaves "
-    "out 0 and the exact test (McNemar's, or sign flips) has p < 0.05 after Holm's correction over the "
-    "rows: an interval without * decides nothing; the primary score, success or return, is tested alone"
+    "differences are paired by task (Tango's interval for shares, else bootstrap). *: the interval leaves out "
+    "0, and the exact test (McNemar's, or sign flips) has p < 0.05 after Holm's correction over the rows; "
+    "without * a difference is not decided. The primary score, success or return, is tested alone"
 )
-INTERVALS = "in brackets 95 % intervals (over tasks: Wilson for shares, else bootstrap)"
+INTERVALS = "brackets are 95 % intervals over tasks (Wilson for shares, else bootstrap)"
 Evaluations = Mapping[str, Evaluation]
 Table = list[list[str]]
 
@@ -100,12 +100,12 @@ def training_table(columns: Mapping[str, Sequence[Evaluation]], *, short: bool =
 
 
 def training_notes(evaluation: Evaluation, steps: Sequence[Mapping[str, Any]] = ()) -> str:
-    """States what the numbers of a training table are of, and the success in these steps beside it."""
+    """Explains the numbers of a training table; adds the success in these steps."""
     episodes = f", {evaluation.samples} episodes of each" if evaluation.samples > 1 else ""
     tested = f"; {TESTED}" if primary(evaluation.scores) else ""
     return f"{evaluation.tasks} held-out tasks{episodes}; {INTERVALS}{tested}" + "".join(
-        f"\nstep {row['step']} of training, share of tasks: success {row['success_mean']:.2f} as the "
-        f"mean of completions, which compares with `sampled`; {row['success']:.2f} executed"
+        f"\nin step {row['step']} of training: success {row['success_mean']:.2f} as the mean of completions "
+        f"(compare with `sampled`), {row['success']:.2f} as executed"
         for row in steps
         if row.get("success_mean") is not None
     )

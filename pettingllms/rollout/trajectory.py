@@ -32,14 +32,14 @@ class Overlong(NamedTuple):
     agent: str
     prompt_tokens: int
     longest: int
-    """Most tokens that a prompt could have had."""
+    """Largest number of tokens that a prompt may have."""
 
 
 class Origin(NamedTuple):
     """The candidate that a fork continued from."""
 
     episode: int
-    """Of the same task."""
+    """Episode of the same task."""
     depth: int
     candidate: int
 
@@ -52,7 +52,7 @@ class Without(NamedTuple):
     outcome: float
     """`Trajectory.outcome` of the copy."""
     tokens: int
-    """Generated in the copy, beside those of the record."""
+    """Tokens generated in the copy, in addition to those of the record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +64,15 @@ class Trajectory:
     groups: tuple[Group, ...]
     """Decisions in order; `Group.episode_return` is set."""
     cooperative: bool = False
-    """Whether the agents share one return, as in every environment that pays a team reward."""
+    """Whether the agents share one return, as in every environment with a team reward."""
     early: Mapping[str, float] = field(default_factory=dict)
-    """Agent -> rewards that it was paid before its first decision."""
+    """Agent -> its rewards before its first decision."""
     overlong: Overlong | None = None
     """The prompt that ended the episode before the environment did."""
     came_from: Origin | None = None
-    """Where a fork left another episode; `early` then has what was paid on the way there."""
+    """Origin of a fork in another episode; `early` then has the rewards before it."""
     without: tuple[Without, ...] = ()
-    """How copies ended in which agents were blanked, each after the copy that it left."""
+    """Ends of copies with blanked agents, each after the copy that it left."""
 
     @classmethod
     def of(
@@ -88,10 +88,10 @@ class Trajectory:
         unplayed: Mapping[str, Unplayed] = MappingProxyType({}),
         without: Iterable[Without] = (),
     ) -> Self:
-        """Completes the record of an episode: every decision learns its episode's return.
+        """Makes the record of an episode, with its return in every decision.
 
-        `unplayed` has what agents would have been asked next where the limit on turns ended the episode.
-        It goes to the last decision of the team, or of each agent with a return of its own.
+        `unplayed` has the next prompt of each agent if the limit on turns ended the episode. It goes to the
+        last decision of the team, or of each agent with a return of its own.
         """
         drafts = _with_unplayed(list(groups), unplayed, cooperative=cooperative)
         returns = returns_of(drafts, early)
@@ -114,16 +114,16 @@ class Trajectory:
 
     @property
     def success(self) -> bool | None:
-        """True if the team had succeeded at the end; None where the environment does not say.
+        """True if the team had succeeded at the end; None if the environment does not report it.
 
-        An episode that a prompt without room ended is no success.
+        False if the episode ended at a prompt without room.
         """
         success = self.groups[-1].chosen.info.get("success") if self.groups else None
         return None if success is None else bool(success) and self.overlong is None
 
     @property
     def outcome(self) -> float:
-        """What the episode ended with: `outcome_of` its last decision, 0 after a prompt without room."""
+        """Outcome of the last decision (`outcome_of`); 0 after a prompt without room."""
         ended = self.groups and self.overlong is None
         return outcome_of(self.groups[-1].chosen) if ended else 0.0
 

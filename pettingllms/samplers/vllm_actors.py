@@ -13,6 +13,7 @@ import asyncio
 import itertools
 import os
 import pickle
+import re
 import shutil
 import tempfile
 import threading
@@ -280,13 +281,16 @@ def _next(job: Any) -> tuple[Early | Completed | None, str]:
         return None, why_lost(error)
 
 
-def why_lost(error: BaseException) -> str:
+def why_lost(error: BaseException | None) -> str:
     """What Ray says of a process that was lost, in a line."""
     text = str(error).strip()
-    first = (text.splitlines() or [type(error).__name__])[0]
+    lines = text.splitlines() or [type(error).__name__]
+    first = lines[-1 if "creation task" in lines[0] else 0]  # of a constructor there is a traceback
     # Ray says it in the last of many lines.
-    starved = "OUT_OF_MEMORY" in text or "low on memory" in text
-    return f"{first} Its machine had no memory left." if starved else first
+    if "OUT_OF_MEMORY" in text or "low on memory" in text:
+        return f"{first} Its machine had no memory left."
+    code = re.search(r"exit code -?\d+", text)
+    return f"{first} It ended with {code[0]}." if code else first
 
 
 class PublishingEngine(RemoteEngine):

@@ -67,14 +67,14 @@ def cure(layer: str) -> str:
 
 
 def announce(held_by: str) -> str:
-    """One line for the log about what holds programs, as in `docker+landlock+seccomp`."""
+    """Returns a line for the log about the isolation, such as `docker+landlock+seccomp`."""
     if held_by.startswith("unavailable"):
         return f"no program can run here: {held_by}"
     missing = [layer for layer in LAYERS if layer not in held_by.split("+")]
     if not missing:
-        return f"programs of the agents are held by {held_by}"
+        return f"isolation of model-written programs: {held_by}"
     return (
-        f"programs of the agents are held by {held_by} alone, without {', '.join(missing)}; "
+        f"isolation of model-written programs: only {held_by}, without {', '.join(missing)}; "
         "`pettingllms-sandbox doctor` says how to get more, --require-isolation full refuses less"
     )
 

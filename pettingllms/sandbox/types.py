@@ -538,8 +538,8 @@ class SandboxSettings:
 
 _OPTIONS = [f.name for f in fields(SandboxSettings) if f.name not in ("backend", "limits")]
 HELP = (
-    "Where programs run: embedded (Linux, no daemon), docker, or module:factory (an object "
-    "of yours with run and close, such as a client for a service). Its settings one by one: "
+    "Where programs run: embedded (Linux, no daemon), docker, or module:factory (returns your own "
+    "object with run and close, such as a client for a service). Its settings one by one: "
     + ", ".join(f"--sandbox.{name}" for name in [*_OPTIONS, *LIMITS])
     + ", as in --sandbox.packages numpy,sympy"
 )

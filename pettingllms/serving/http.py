@@ -38,10 +38,10 @@ def guarded(handler: Handler, key: str | None) -> Handler:
             return refused(401, "wrong or missing API key")
         try:
             return await handler(request)
-        except PettingLLMsError as error:
-            return refused(status_of(error), str(error))
         except NotServed as error:
             return refused(error.status, str(error))
+        except PettingLLMsError as error:
+            return refused(status_of(error), str(error))
         except ClientDisconnect:
             return Response(status_code=499)  # nobody reads it
 

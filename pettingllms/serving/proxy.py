@@ -118,7 +118,8 @@ class VllmServer:
 
     async def answer(self, request: HttpRequest, body: Mapping[str, Any], form: str) -> Response:
         """The answer of a role, as the server gives it."""
-        role, sent = self.reader.role(body), dict(body)
+        role = self.reader.role(body)
+        sent = {**body, "model": role}
         if flag(sent, "role_prompt", default=True) and form == MESSAGES:
             sent[MESSAGES] = _asked(sent.get(MESSAGES), self.reader.prompts.get(role))
         # Ours alone; it means nothing to vLLM.

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pettingllms.envs.program_calls import NotServed, messages_of
+from pettingllms.envs.program_calls import messages_of, role_named, stops_of, tools_of
 from pettingllms.envs.questions import RolePrompt
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 from pettingllms.policies.chat import REFUSALS, Chat
@@ -23,7 +23,6 @@ TEAM = "team"
 """The model name of the whole team."""
 MOST_CHOICES = 128
 """Completions of one request, those of all its prompts together."""
-MOST_STOPS = 16
 MOST_LIKELIEST = 20
 MESSAGES, PROMPT = "messages", "prompt"
 
@@ -32,7 +31,7 @@ _KNOWN = {
     MESSAGES: (
         *_COMMON,
         *("messages", "max_completion_tokens", "stop", "logprobs", "top_logprobs", "role_prompt"),
-        "tools",
+        *("tools", "tool_choice"),
     ),
     PROMPT: (*_COMMON, "prompt", "stop", "logprobs", "echo"),
 }
@@ -151,7 +150,7 @@ class RequestReader:
 
     def for_team(self, body: Mapping[str, Any]) -> bool:
         """Returns whether a body asks for the whole team; a role of that name takes precedence."""
-        return body.get("model") == TEAM and TEAM not in self.roles
+        return role_named(body.get("model")) == TEAM and TEAM not in self.roles
 
     def chat(self, role: str) -> Chat:
         """The tokenizer and template of a role."""
@@ -169,9 +168,9 @@ class RequestReader:
         Raises:
             UnknownNameError: there is none of that name.
         """
-        role = body.get("model")
-        if not isinstance(role, str) or role not in self.roles:
-            raise UnknownNameError(f"no model {role!r}; {did_you_mean(str(role), self.models)}")
+        model = body.get("model")
+        if (role := role_named(model)) not in self.roles:
+            raise UnknownNameError(f"no model {model!r}; {did_you_mean(role, self.models)}")
         return role
 
     def read(self, body: Mapping[str, Any], form: str) -> CompletionRequest:
@@ -194,7 +193,7 @@ class RequestReader:
             )
         echo = flag(body, "echo")
         stream = flag(body, "stream")
-        tools = bool(_tools(body))
+        tools = bool(tools_of(body))
         if stream and (echo or tools):
             what = "echo is" if echo else "tools are"
             raise ConfigError(f"{what} not supported in a stream; leave out one of the two")
@@ -205,7 +204,7 @@ class RequestReader:
             n,
             self._params(body, max(map(len, prompts)), self.context(role), fewest=0 if echo else 1),
             seed_of(body),
-            stop=_stop(body.get("stop")),
+            stop=stops_of(body.get("stop")),
             likeliest=_likeliest(body, form),
             echo=echo,
             stream=stream,
@@ -292,7 +291,7 @@ class RequestReader:
             if flag(body, "role_prompt", default=True):
                 turns = asked(turns, self.prompts.get(role))
             try:
-                return (self.chat(role).conversation_ids(turns, _tools(body)),)
+                return (self.chat(role).conversation_ids(turns, tools_of(body)),)
             except REFUSALS as error:
                 raise ConfigError(
                     f"the chat template refuses this conversation: {error}"
@@ -363,22 +362,7 @@ def turns_of(messages: Any) -> list[dict[str, Any]]:
     Raises:
         ConfigError: no conversation of texts, calls of tools, and their results.
     """
-    try:
-        return [{**turn, "content": plain(turn["content"])} for turn in messages_of(messages)]
-    except NotServed as error:
-        raise ConfigError(str(error)) from None
-
-
-def _tools(body: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    tools = body.get("tools") or ()
-    if body.get("tool_choice") == "none":
-        return ()
-    fits = isinstance(tools, list | tuple) and all(
-        isinstance(tool, Mapping) and isinstance(tool.get("function"), Mapping) for tool in tools
-    )
-    if not fits:
-        raise ConfigError(f"tools must be a list of functions, got {tools!r:.80}")
-    return tools
+    return [{**turn, "content": plain(turn["content"])} for turn in messages_of(messages)]
 
 
 def plain(text: str) -> str:
@@ -422,17 +406,6 @@ def _usage(body: Mapping[str, Any]) -> bool:
             f"stream_options may hold include_usage only, got {body['stream_options']!r:.80}"
         )
     return flag(options, "include_usage")
-
-
-def _stop(given: Any) -> tuple[str, ...]:
-    stops = [given] if isinstance(given, str) else given or []
-    if (
-        not isinstance(stops, list)
-        or len(stops) > MOST_STOPS
-        or not all(isinstance(stop, str) and stop for stop in stops)
-    ):
-        raise ConfigError(f"stop must be a text or a list of at most {MOST_STOPS}, none empty")
-    return tuple(stops)
 
 
 def _likeliest(body: Mapping[str, Any], form: str) -> int | None:

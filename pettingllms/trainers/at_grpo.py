@@ -132,11 +132,11 @@ class ATGRPO:
     """Trains the policies of a team on copies of one environment.
 
     Args:
-        config: settings; those that follow from the model and the environment may be open.
-        env: a template, copied for every task and never stepped itself.
-        policies: of the roles; `load_policies` makes them.
-        method: a class or an instance, in place of the one that `config` names.
-        callbacks: of the run, see `pettingllms.trainers.callbacks`.
+        config: settings; None stands for defaults of the model and the environment.
+        env: a template that is copied for every task and never stepped itself.
+        policies: the policies of the roles, from `load_policies`.
+        method: a class or an instance, in place of `config.method`.
+        callbacks: callbacks of the run (`pettingllms.trainers.callbacks`).
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class ATGRPO:
         self.trained = tuple(self.settings)
 
     def train_step(self) -> tuple[list[Trajectory], dict[str, float]]:
-        """Takes a step and publishes its weights. Returns the records and what to log.
+        """Takes a step and publishes its weights. Returns the records and the metrics.
 
         Raises:
             NonFiniteError: a loss or gradient is not finite.
@@ -175,9 +175,9 @@ class ATGRPO:
         return trajectories, metrics
 
     def take_step(self) -> tuple[list[Trajectory], dict[str, float]]:
-        """Plays, compares, updates every policy; the sampler keeps the old weights until `publish`.
+        """Runs rollouts and updates every policy; the sampler keeps the old weights until `publish`.
 
-        Where it raises and `intact` is true, it has changed nothing.
+        If it raises and `intact` is true, nothing has changed.
         """
         clock, tokens = Clock(), self.tokens
         learned = {
@@ -214,21 +214,21 @@ class ATGRPO:
         }
 
     def load_optimizers(self, states: Mapping[str, Mapping[str, Any]]) -> None:
-        """Continues from what `optimizer_states` returned, after the policies' own tensors."""
+        """Loads the result of `optimizer_states`, after the tensors of the policies."""
         for name, state in states.items():
             self.optimizers[name].load_state_dict(state["optimizer"])
             self.schedulers[name].load_state_dict(state["scheduler"])
 
     @property
     def stateful(self) -> dict[str, Any]:
-        """Name -> what may learn something besides the policies, and is part of checkpoints."""
+        """Name -> object with a state of its own in checkpoints, in addition to the policies."""
         kept = {callback.kept_as: callback for callback in self.callbacks if callback.kept_as}
         pools = {} if self.pools is None else {"pools": self.pools}
         return {"method": self.method, **pools, **kept}
 
     @property
     def casting(self) -> Casting:
-        """The casting of the next step: who plays and who learns."""
+        """Roles of the policies in the next step, and which of them learn."""
         return self.method.players(self.step, self.policies.roles_to_policies, self.trained)
 
     def publish(self) -> None:
@@ -238,13 +238,13 @@ class ATGRPO:
 
     # ------------------------------------------------------------------------- 1. rollout
     def rollout(self, tasks: Sequence[Task], clock: Clock) -> list[Trajectory]:
-        """Rolls out all tasks; `pettingllms.trainers.play` says what that depends on."""
+        """Runs the rollouts of all tasks (`pettingllms.trainers.play`)."""
         player = Player(self.config, self.env, self.policies, self.shape)
         return player.play(self.step, tasks, self.casting, clock)
 
     # ---------------------------------------------------------------------- 2. advantages
     def credited(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """The records with each candidate's advantage."""
+        """Returns the records with the advantage of each candidate."""
         groups = in_order(self.method.credit(trajectories))
         # In a tree, a policy that does not learn has groups of one, which compare nothing.
         tree, learners = self.method.tree, self.casting.learners
@@ -253,10 +253,10 @@ class ATGRPO:
 
     # ------------------------------------------------------------------------- 3. update
     def update(self, batches: Mapping[str, PolicyBatch]) -> dict[str, float]:
-        """`num_iterations` optimizer steps of each policy on its own completions.
+        """Takes `num_iterations` optimizer steps of each policy on its own completions.
 
-        All gradients are there before any policy changes: a loss that is not finite, or memory
-        that runs out, leaves every policy as it was, without a copy to go back to.
+        All gradients are computed before any policy changes, so if a loss is not finite or memory runs
+        out, every policy stays as it was.
         """
         config, norms, rates = self.config, dict[str, float](), dict[str, float]()
         moved = [policy for policy, batch in batches.items() if batch.samples]

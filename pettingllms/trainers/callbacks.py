@@ -1,4 +1,4 @@
-"""`Callback`: what a training run calls of yours; `Display`, and lines of text: where it shows its progress."""
+"""`Callback`: hooks of a training run; `Display`: its progress, for example as lines of text."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ HOOKS = ("on_begin", "on_gradients", "on_step", "on_evaluation", "on_save", "on_
 
 
 class Callback:
-    """Hooks of a training run; override those that you need.
+    """Hooks of a training run; override the ones you need.
 
     A hook that returns True ends training early: the run is saved and evaluated as after its last
-    step. An exception ends it at once; the last checkpoint stays.
+    step. An exception stops training at once and keeps the last checkpoint.
 
     Raises:
         ConfigError: a subclass with a method `on_...` that is not a hook.
@@ -31,7 +31,7 @@ class Callback:
     wants_gradients = False
     """Whether `on_gradients` is called. It costs a backward pass for each further role of a micro-batch."""
     kept_as: str | None = None
-    """Name under which checkpoints keep what its `state_dict` returns; None where it has none."""
+    """Name of its `state_dict` in checkpoints; None without one."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -51,8 +51,8 @@ class Callback:
     ) -> None:
         """Called before each update of a policy with its samples and the gradient of each role's part of the loss.
 
-        The gradients are flat and not clipped, float32 on the CPU; they add up to the policy's but for rounding.
-        Nothing may be changed. The answer never ends training.
+        The gradients are flat and not clipped, float32 on the CPU; up to rounding they add up to the policy's.
+        Do not change them. The return value never ends training.
         """
 
     def on_step(self, trainer: ATGRPO, row: Mapping[str, Any]) -> bool | None:
@@ -65,7 +65,7 @@ class Callback:
         """Called after each checkpoint, with its folder."""
 
     def on_end(self, trainer: ATGRPO) -> bool | None:
-        """Called after the last evaluation, or after a stop that was asked for."""
+        """Called after the last evaluation, or after a requested stop."""
 
 
 def called(callbacks: Iterable[Callback], hook: str, *arguments: Any) -> bool:

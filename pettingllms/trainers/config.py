@@ -50,11 +50,11 @@ _scale = partial(setting, "Scale")
 
 @dataclass
 class ATGRPOConfig:
-    """Settings of AT-GRPO; `pettingllms-train --help` explains each field.
+    """Settings of training; `pettingllms-train --help-all` explains each field.
 
     Raises:
-        ConfigError: a value that cannot be used; names the field, the value and the cure.
-        UnknownNameError: no method of that name.
+        ConfigError: a value that cannot be used; the text says what to do.
+        UnknownNameError: an unknown method.
     """
 
     env: str = task_setting(
@@ -72,7 +72,7 @@ class ATGRPOConfig:
     )
     dataset: str | None = task_setting(
         None,
-        "A data set, or a file of your own tasks, e.g. my.jsonl. Default: the environment's",
+        "Data set: a name, or a file of your own tasks, e.g. my.jsonl. Default: the environment's own tasks",
         shared="run",
     )
     alpha: float = task_setting(
@@ -91,20 +91,19 @@ class ATGRPOConfig:
     )
     load_in_4bit: bool = policies_setting(
         False,
-        "Quantize the base to 4 bits (NF4) when it is loaded, under adapters as in QLoRA; needs "
-        "bitsandbytes",
+        "Quantize the base model to 4 bits (NF4) at loading, as in QLoRA; needs bitsandbytes",
         shared="run",
     )
     attn_implementation: str = policies_setting(
         "auto",
-        "auto: ours, which computes a prompt once for all its completions, where the model allows "
-        "it; or one of transformers': sdpa, eager, flash_attention_2, ...",
+        "auto: compute a prompt once for all its completions if the model allows it; or one of transformers': "
+        "sdpa, eager, flash_attention_2, ...",
         shared="default",
     )
     long_context: bool = policies_setting(
         False,
-        "For models with longrope positions (Phi-3-128k): the whole context, with the long factors for "
-        "texts of all lengths, as vLLM has them. Default: the short factors, up to the short context",
+        "For models with longrope positions (Phi-3-128k): use the whole context, with the long factors at "
+        "every length, as vLLM does. Default: the short factors and the short context",
         shared="run",
     )
     policies: str = policies_setting(
@@ -115,29 +114,28 @@ class ATGRPOConfig:
     )
     api_base: str | None = policies_setting(
         None,
-        "OpenAI-compatible address of the models that play as api:MODEL, e.g. http://127.0.0.1:8000/v1",
+        "OpenAI-compatible address of the models named api:MODEL, e.g. http://127.0.0.1:8000/v1",
         shared="run",
     )
     api_key_file: str | None = policies_setting(
-        None, "File with the key for that address", shared="run"
+        None, "File with the API key for --api-base", shared="run"
     )
     # A budget belongs to one run, so that an evaluation does not take it over from there.
     api_max_tokens: int | None = policies_setting(
         None,
-        "Most tokens to pay for there, prompts included; counts those of earlier starts of the run",
+        "Token budget for --api-base, prompts included, over all starts of the run",
         at_least=1,
         shared="default",
     )
     api_concurrency: int = policies_setting(
-        16, "Requests to that address at the same time", at_least=1, at_most=1024, shared="run"
+        16, "Concurrent requests to --api-base", at_least=1, at_most=1024, shared="run"
     )
     api_timeout: float = policies_setting(
-        120.0, "Seconds for an answer from there", positive=True, shared="run"
+        120.0, "Seconds until a request to --api-base times out", positive=True, shared="run"
     )
     api_args: Mapping[str, Any] = policies_setting(
         {},
-        "More fields of those requests as JSON, or one by one: --api-args.reasoning_effort low; null "
-        "leaves one out",
+        "More fields of these requests as JSON, or one by one: --api-args.reasoning_effort low; null omits one",
         shared="run",
     )
     train_roles: str | None = policies_setting(
@@ -145,29 +143,28 @@ class ATGRPOConfig:
     )
     adapters: str | None = policies_setting(
         None,
-        "Adapters to start from: an earlier run, a folder with one for each policy, or with one, as "
-        "PEFT saves it, for all; a hub id; or coder=FOLDER,tester=FOLDER",
+        "Adapters to start from: an earlier run; a folder with one adapter for each policy; a PEFT adapter, "
+        "used for all; a hub id; or coder=FOLDER,tester=FOLDER",
     )
     policy_settings: Mapping[str, Any] = policies_setting(
         {},
-        "Settings that single policies have for themselves, as JSON: a base model, all weights or an "
-        'adapter, the update; \'{"judge": {"model": "Qwen/Qwen3-8B", "full": true}}\'',
+        'Settings of single policies as JSON, such as a model, full weights, or a learning rate: \'{"judge": '
+        '{"model": "Qwen/Qwen3-8B", "full": true}}\'',
         shared="run",
     )
     full: bool = policies_setting(
-        False, "Each policy is a full copy of the model instead of an adapter", shared="run"
+        False, "Use full copies of the model instead of adapters", shared="run"
     )
     lora_r: int = policies_setting(16, "Rank of the adapters", at_least=1)
     lora_alpha: int = policies_setting(
-        32, "Scale of the adapters: their update counts lora_alpha / lora_r", positive=True
+        32, "Scale of the adapters: updates are multiplied by lora_alpha / lora_r", positive=True
     )
     lora_target_modules: str = policies_setting(
         "all-linear", "Modules with an adapter: all-linear, or names, comma-separated"
     )
     adapter_dtype: str = policies_setting(
         "float32",
-        "Adapters: float32, also over a base of 16 bits, where small updates would be rounded "
-        "away; or base: that of the base",
+        "Type of the adapters: float32, because 16 bits round small updates away; or base, as the base model",
         choices=("float32", "base"),
     )
     chat_template_kwargs: Mapping[str, Any] = policies_setting(
@@ -177,7 +174,7 @@ class ATGRPOConfig:
     )
     dtype: str = policies_setting(
         "auto",
-        "Weights: auto (bfloat16 on cuda and mps, float32 on cpu), float32, bfloat16, float16",
+        "Type of the weights: auto (bfloat16 on cuda and mps, float32 on cpu), float32, bfloat16, float16",
         choices=("auto", "float32", "bfloat16", "float16"),
         shared="default",
     )
@@ -187,17 +184,17 @@ class ATGRPOConfig:
 
     temperature: float | None = sampling_setting(
         None,
-        "Sampling temperature; log-probabilities are of the same distribution",
+        "Sampling temperature; log-probabilities are computed at the same temperature",
         positive=True,
         shared="run",
     )
     max_completion_length: int | None = sampling_setting(
-        None, "Maximum number of tokens of a completion", at_least=1, shared="run"
+        None, "Maximum number of tokens in a completion", at_least=1, shared="run"
     )
     sampler: str = sampling_setting(
         vllm_args.AUTO,
-        "Sampling engine: transformers, vllm; auto: vllm where "
-        "it is installed and there is an NVIDIA GPU, except for the embedded model",
+        "Sampling engine: transformers, vllm, or auto: vllm if it is installed and there is an NVIDIA GPU, "
+        "except for the embedded model",
         shared="default",
     )
     vllm: Mapping[str, Any] = sampling_setting(
@@ -210,52 +207,51 @@ class ATGRPOConfig:
     method: str = _algorithm(
         "at_grpo",
         f"Method: {', '.join(name for name in METHODS.own if name not in PARTS)}; or your own, "
-        f"my_package.my_module:MyMethod. Parts ({', '.join(PARTS)}) are joined by +: alternate+dr_mas",
+        f"my_package.my_module:MyMethod or ./my_file.py:MyMethod. Parts ({', '.join(PARTS)}) are joined by +: alternate+dr_mas",
     )
     method_args: Mapping[str, Any] = _algorithm(
         {},
-        "Arguments of the method as JSON, or one by one: --method-args.gamma 0.9. Its rollout shape "
-        "is one: --method-args.shape full",
+        "Arguments of the method as JSON, or one by one: --method-args.gamma 0.9. `shape` sets the rollout "
+        "shape: --method-args.shape full",
     )
     reward_funcs: str | None = _algorithm(
         None,
-        "Functions that add to local rewards, as TRL's: my_package.my_module:a, comma-separated",
+        "Reward functions that add to local rewards, as in TRL: my_package.my_module:a, comma-separated",
     )
     num_generations: int | None = _algorithm(
         None, "K: completions of one prompt (tree), or episodes of one task", at_least=1
     )
-    tasks_per_step: int | None = _algorithm(None, "Tasks of one step", at_least=1)
-    max_steps: int | None = _algorithm(None, "Steps of training", at_least=1)
+    tasks_per_step: int | None = _algorithm(None, "Tasks in each step", at_least=1)
+    max_steps: int | None = _algorithm(None, "Training steps", at_least=1)
     max_tokens: int | None = _algorithm(
-        None, "Generated tokens after which training ends; the rate then follows them", at_least=1
+        None, "Budget of generated tokens; the learning rate then decays over it", at_least=1
     )
     train_turns: str | None = _algorithm(
         None,
-        "An agent's own turns to train on, comma-separated and counted from 0, e.g. 1. Default: all",
+        "Turns to train on, counted from 0 for each agent, comma-separated, e.g. 1. Default: all",
     )
     branch: str = _algorithm(
         "best",
-        "The completion from which the episode continues: best, sample, first",
+        "Completion with which the episode continues: best, sample (a random one), or first",
         choices=("best", "sample", "first"),
     )
     mask_truncated_completions: bool = _algorithm(
-        False, "Leave completions that were cut at the limit out of the loss"
+        False, "Leave completions that were cut off at the length limit out of the loss"
     )
     silent_groups: str | None = _algorithm(
         None,
-        "Groups in which all earned the same: count keeps them in the means of the loss, as TRL does, "
-        "drop leaves them out",
+        "Groups with equal rewards: count keeps them in the means of the loss, as TRL does; drop omits them",
         choices=("count", "drop"),
     )
     max_num_gen_batches: int = _algorithm(
         1,
         "Batches of tasks that a step may sample until each policy has as many groups with a signal as a "
-        "batch has tasks (DAPO's dynamic sampling, then with silent groups dropped)",
+        "batch has tasks (DAPO's dynamic sampling; silent groups are then dropped)",
         at_least=1,
     )
     difficulty_pools: Mapping[str, Any] = _algorithm(
         {},
-        "Draw tasks less often that are solved in less than 0.25 or more than 0.75 of the tries: "
+        "Draw tasks less often if less than 0.25 or more than 0.75 of the attempts succeed: "
         "--difficulty-pools.rows true for rows of a data set, or sizes of generated tasks, as in "
         "--difficulty-pools.sentences '[2, 3, 4]'",
     )
@@ -266,13 +262,12 @@ class ATGRPOConfig:
     )
     loss_norm: str = _algorithm(
         "replies",
-        "What a mean over completions is divided by: replies, or roots (the step's episodes: MATPO)",
+        "Divisor of means over completions: replies, or roots (the step's episodes, as in MATPO)",
         choices=("replies", "roots"),
     )
     importance_sampling_level: str = _algorithm(
         "token",
-        "Ratio of new to old probabilities: of each token, or one for a whole sequence (GSPO; with "
-        "loss_type grpo or sapo)",
+        "Ratio of new to old probabilities: by token, or by sequence (GSPO; with loss_type grpo or sapo)",
         choices=("token", "sequence"),
     )
     scale_rewards: str = _algorithm(
@@ -285,8 +280,8 @@ class ATGRPOConfig:
     )
     epsilon_high: float | None = _algorithm(
         None,
-        "Clip range above 1; equal to epsilon unless given here or by the preset of the model and "
-        "environment. With cispo the largest ratio itself, 5 unless given",
+        "Clip range above 1; epsilon unless given here or by the preset of the model and environment. With "
+        "cispo: the largest ratio, 5 unless given",
         at_least=0.0,
     )
     delta: float | None = _algorithm(
@@ -294,11 +289,11 @@ class ATGRPOConfig:
     )
     vllm_importance_sampling_correction: bool = _algorithm(
         False,
-        "Weigh tokens by the ratio of the trainer's probability to the sampler's, within bounds",
+        "Weight tokens by the ratio of the trainer's probability to the sampler's, within bounds",
     )
     vllm_importance_sampling_mode: str = _algorithm(
         "sequence_mask",
-        "That ratio is of a token or a whole completion; beyond its bounds it is cut or counts 0",
+        "Ratio by token or by completion; outside its bounds, truncate clips it and mask sets it to 0",
         choices=("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
     )
     vllm_importance_sampling_clip_max: float | None = _algorithm(
@@ -324,78 +319,77 @@ class ATGRPOConfig:
         ),
     )
     warmup_steps: int | None = _optimization(
-        None, "Steps in which the rate rises from 0", at_least=0
+        None, "Steps in which the learning rate rises from 0", at_least=0
     )
-    weight_decay: float = _optimization(0.0, "AdamW", at_least=0.0)
-    adam_beta1: float = _optimization(0.9, "AdamW", at_least=0.0, below=1.0)
-    adam_beta2: float = _optimization(0.95, "AdamW", at_least=0.0, below=1.0)
+    weight_decay: float = _optimization(0.0, "Weight decay of AdamW", at_least=0.0)
+    adam_beta1: float = _optimization(0.9, "First beta of AdamW", at_least=0.0, below=1.0)
+    adam_beta2: float = _optimization(0.95, "Second beta of AdamW", at_least=0.0, below=1.0)
     max_grad_norm: float = _optimization(
-        1.0, "Gradient norm of a policy above which its gradient is rescaled", positive=True
+        1.0, "Largest gradient norm of a policy; larger gradients are scaled down", positive=True
     )
     tokens_per_batch: int | None = _optimization(
         None,
-        "Padded tokens of one forward pass of the update: lower it if memory runs out",
+        "Padded tokens in one forward pass of the update; lower it if memory runs out",
         at_least=1,
     )
     gradient_checkpointing: bool | None = _optimization(
         None,
-        "Compute activations again in the backward pass: a fraction of the memory of an update, for "
-        "about a third more time",
+        "Recompute activations in the backward pass: much less memory, about a third more time in the update",
     )
 
     output_dir: str | None = _run(None, "Run folder. Default: runs/<env>-<policies>-<time>")
     seed: int = _run(
-        0, "Seed of everything random: a run is reproducible", at_least=0, shared="default"
+        0, "Random seed; the same seed gives the same run", at_least=0, shared="default"
     )
     eval_steps: int | None = _run(None, "Steps between validations; 0: none", at_least=0)
     eval_tasks: int | None = _run(
         None,
-        "Held-out tasks of a validation, and of those before and after training; 0, also with "
-        "--eval-steps 0: no evaluation",
+        "Held-out tasks in each validation and in the evaluations before and after training; 0, the default "
+        "with --eval-steps 0, turns evaluation off",
         at_least=0,
     )
     compare_roles: bool = _run(
         True,
-        "Leave out the table of what each trained policy is worth, which ends a run of several",
+        "Skip the final table of teams with and without each trained policy",
     )
     advise: bool = _run(
         False,
-        "Say after a tenth of the run, and at least 8 steps, whether the roles of a shared policy would learn "
-        "more with a policy for each; changes nothing of the training",
+        "After a tenth of the run (at least 8 steps), report whether the roles of a shared policy would learn "
+        "more with a policy for each; training does not change",
     )
     verify: bool | None = _run(
         None,
         "Check in the first steps that each adapter learns from its own role and that the sampler uses it. "
-        "Default: for models that are not embedded; not with workers or full models",
+        "Default: on, except for embedded models, full models, and workers",
     )
     save_steps: int | None = _run(None, "Steps between checkpoints", at_least=1)
-    report_to: str = _run("none", "tensorboard, wandb, trackio, comma-separated, or none")
+    report_to: str = _run("none", "Trackers: tensorboard, wandb, trackio, comma-separated, or none")
     push_to_hub: str | None = _run(
-        None, "Repository on the hub for the adapters and a card, at the end"
+        None, "Hub repository to which the adapters and a model card are uploaded at the end"
     )
     sandbox: str = _run("embedded", SANDBOX_HELP, shared="run")
     require_isolation: str = _run(
         "any",
-        "full: refuse to run programs with less than namespaces, Landlock and seccomp",
+        "full: refuse to run programs without namespaces, Landlock, and seccomp",
         choices=tuple(LEVELS),
         shared="run",
     )
     scoring_threads: int = _run(
-        16, "Prompts whose completions are scored at the same time", at_least=1, shared="run"
+        16, "Prompts whose completions are scored concurrently", at_least=1, shared="run"
     )
 
     tasks_per_shard: int | None = _scale(
         None,
-        "Tasks that share batches; part of the results. Default: all of a step",
+        "Tasks that share sampling batches; changes results by rounding. Default: all tasks of a step",
         at_least=1,
     )
     workers: int = _scale(
-        0, "Processes on Ray that play; 0: all in this process", at_least=0, shared="default"
+        0, "Ray processes for rollouts; 0: all in this process", at_least=0, shared="default"
     )
     max_staleness: int = _scale(
         0,
-        "Updates by which the weights that play may be older than those that learn: 1 plays the "
-        "next step during an update, and is part of the results",
+        "Updates by which the weights of rollouts may be out of date: with 1, workers play the next step "
+        "during an update, which changes results",
         at_least=0,
         # The driver keeps the weights of one update before, and engines two versions of an adapter.
         at_most=1,
@@ -532,7 +526,7 @@ class ATGRPOConfig:
 
     @property
     def clip_above(self) -> float:
-        """`epsilon_high`, or what it is where nothing else was given."""
+        """`epsilon_high`, or its default."""
         if self.epsilon_high is not None:
             return self.epsilon_high
         return CISPO_BOUND if self.loss_type == "cispo" else self.epsilon
@@ -542,7 +536,7 @@ class ATGRPOConfig:
         """The turns to train on; None for all.
 
         Raises:
-            ConfigError: they are not whole numbers from 0.
+            ConfigError: a turn is not a whole number from 0.
         """
         if self.train_turns is None:
             return None

@@ -1,13 +1,13 @@
-"""`Method`: what is sampled, who plays and learns, and what a completion is worth.
+"""`Method`: decides what to sample, who plays and learns, and how to value completions.
 
 A method is a subclass of `Method` that overrides some of these hooks:
 
-    needs, settings   what it asks of an environment; settings that it changes where none are given
-    shape             how many completions a prompt gets, and from which the task continues
-    players           who plays which role in a step, and which policies learn
-    credit            what a completion is worth, in place of its reward
-    advantages        what a completion is compared with
-    state_dict        what it learned in earlier steps, for checkpoints
+    needs, settings   requirements for an environment; its own defaults of settings
+    shape             number of completions of a prompt, and the one with which the task continues
+    players           the policy of each role in a step, and the policies that learn
+    credit            values that replace rewards
+    advantages        comparison of completions
+    state_dict        state from earlier steps, for checkpoints
 
 Methods compose, since each hook is a Python method: `class Cory(Swap, SharedRewards, DrMas)` takes
 its players from the first, its credit from the second, and its advantages from the third. The
@@ -127,26 +127,26 @@ class Method:
     """
 
     source: ClassVar[str] = ""
-    """Where it was published."""
+    """Publication."""
     settings: ClassVar[Mapping[str, Any]] = {}
-    """Settings that it changes where they are not given."""
+    """Its own defaults of settings."""
     needs: ClassVar[tuple[str, ...]] = ()
-    """What it needs of an environment: words of `pettingllms.trainers.fitting`."""
+    """Requirements for an environment: words of `pettingllms.trainers.fitting`."""
     tree: ClassVar[bool] = False
-    """What it compares: K candidates of one prompt (a tree), or else K episodes of a task."""
+    """True to compare K candidates of one prompt (a tree), False for K episodes of a task."""
     shapes: ClassVar[tuple[str, ...]] = ()
-    """Names of the rollout shapes that it can compare, the default first; by `tree` if empty."""
+    """Names of possible rollout shapes, the default first; if empty, `tree` decides."""
     least: ClassVar[int] = 2
-    """The smallest K (`num_generations`) that it can work with."""
+    """Smallest possible K (`num_generations`)."""
     compares: str = "return"
-    """What is compared: sums over an episode ("return"), "mean" over one, over the rest of one ("to_go"),
-    "reward", or "parts"."""
+    """Quantity that is compared: the sum over an episode ("return"), its "mean", the sum from the decision
+    on ("to_go"), the immediate "reward", or its "parts"."""
     credits: ClassVar[str] = "any"
-    """What `credit` pays: a "return" once an episode, a "reward" for each decision, or the "whole" of both."""
+    """Values from `credit`: one "return" for each episode, a "reward" for each decision, or the "whole" of both."""
     credit_shapes: ClassVar[tuple[str, ...]] = ()
-    """Rollout shapes whose candidates `credit` can tell apart; all if empty."""
+    """Rollout shapes whose candidates `credit` can distinguish; all if empty."""
     frozen_base: ClassVar[bool] = False
-    """Whether it reads the base model as it was before training, which full policies do not keep."""
+    """Whether it reads the untrained base model, which full policies do not keep."""
     env: Any = Attached()
     """The environment, which is never stepped itself."""
     policies: PolicySet = Attached()  # type: ignore[assignment]  # what instances get
@@ -193,14 +193,14 @@ class Method:
         return made
 
     def attach(self, env: Any, policies: Any) -> None:
-        """Takes what a method may ask besides the records; once, before the first step."""
+        """Sets `env` and `policies`; called once, before the first step."""
         self.env, self.policies = env, policies
 
     def shape(self) -> RolloutShape:
         """Returns the shape of a task's rollout: `method_args.shape`, or the method's default.
 
         Raises:
-            ConfigError: a shape that the method cannot compare; shapes of other packages always can.
+            ConfigError: the method cannot compare this shape; shapes of other packages are always accepted.
             UnknownNameError: no shape of that name.
         """
         name, fitting = self.shape_name, self.fitting_shapes()
@@ -221,32 +221,32 @@ class Method:
 
     @classmethod
     def fitting_shapes(cls) -> tuple[str, ...]:
-        """Names of the shapes that the method can compare, the default first."""
+        """Returns the names of possible rollout shapes, the default first."""
         return cls.shapes or (("tree",) if cls.tree else ("episodes",))
 
     def players(self, step: int, players: Mapping[str, str], trained: Sequence[str]) -> Casting:
-        """Returns who plays and who learns in a step; it changes nothing.
+        """Returns the policy of each role in a step, and the policies that learn; must not change state.
 
-        Who learns follows from the step alone, because `updates` asks for every step ahead. Who plays may follow
-        from the method's state, too.
+        The learning policies depend on the step only, because `updates` asks for all steps in advance. The
+        roles may also depend on the method's state.
 
         Args:
             step: counted from 0.
-            players: role, or agent, -> policy, as the settings say.
-            trained: the policies that the run trains.
+            players: role, or agent, -> policy, from the settings.
+            trained: policies that the run trains.
         """
         del step
         return Casting(players, tuple(trained))
 
     def updates(self, policy: str, players: Mapping[str, str], trained: Sequence[str]) -> int:
-        """Optimizer steps of a policy in the whole run, over which its learning rate falls."""
+        """Returns the number of optimizer steps of a policy, over which its learning rate decays."""
         config = self.config
         # Counted by asking for every step, so custom methods need not override this.
         steps = (self.players(n, players, trained).learners for n in range(config.max_steps))
         return sum(policy in learners for learners in steps) * config.num_iterations
 
     def credit(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """Returns the records with what completions are worth, in the same order; called once a step.
+        """Returns the records with new rewards, in the same order; called once a step.
 
         Success, validations, and logged rewards stay those of the environment.
         """
@@ -256,13 +256,13 @@ class Method:
         """Returns one advantage for each candidate; called once a step.
 
         Args:
-            groups: the decisions of all episodes by depth, of all policies; in a tree, those of
-                policies that learn in this step, because the others have one candidate.
+            groups: decisions of all episodes and policies, by depth; in a tree, only those of policies
+                that learn in this step, because the others have one candidate.
 
         Returns:
-            In the order of the groups and their candidates. A number counts for every token of the
-            completion; a tuple has one number for each. A group whose advantages are all 0 is left
-            out of the loss with `silent_groups="drop"`, else counted in its mean.
+            A list in the order of the groups and their candidates. A number applies to every token of the
+            completion; a tuple has one number for each token. With `silent_groups="drop"`, a group
+            whose advantages are all 0 is left out of the loss; otherwise it counts in the mean.
         """
         raise NotImplementedError
 
@@ -280,11 +280,11 @@ class Method:
                 )
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what it learned in earlier steps: numbers, strings, tensors, and containers."""
+        """Returns the state from earlier steps: numbers, strings, tensors, and containers."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues from what `state_dict` returned."""
+        """Restores the result of `state_dict`."""
         if state:
             raise ValueError(f"{type(self).__name__} keeps no state, got {sorted(state)}")
 

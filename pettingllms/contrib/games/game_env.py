@@ -58,9 +58,11 @@ class GameEnv(AgentEnv):
         self.render_mode = render_mode
         self.max_turns = arguments.turn_limit(max_turns, None, max_turns)
         self.possible_agents = arguments.agent_names(roles)
-        space = Dict({"text": FreeText(), "turn": Discrete(self.max_turns + 1)})
-        self._observation_spaces = dict.fromkeys(self.possible_agents, space)
-        self._action_spaces = dict.fromkeys(self.possible_agents, FreeText())
+        self._observation_spaces = {
+            agent: Dict({"text": FreeText(), "turn": Discrete(self.max_turns + 1)})
+            for agent in self.possible_agents
+        }
+        self._action_spaces = {agent: FreeText() for agent in self.possible_agents}
         self._stream = None
         self._shown: dict[str, str] = {}
 
@@ -102,10 +104,10 @@ class GameEnv(AgentEnv):
         """Starts a game of that seed, or the next one of the stream that an earlier seed opened.
 
         Raises:
-            ConfigError: `seed` is negative.
+            ConfigError: `seed` is negative, or there are `options`.
             TypeError: `seed` is not an integer.
         """
-        del options  # PettingZoo's api_test passes one to every environment
+        self._checked_options(options)
         # Games seed NumPy's older generator with it, whose seeds have 32 bits.
         self._stream = self._next_stream(seed, bits=32)
         self._begin(stream_seed(*self._stream))

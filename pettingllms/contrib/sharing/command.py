@@ -24,16 +24,14 @@ def parser() -> CommandParser:
     """The options of this command."""
     made = CommandParser(
         prog="pettingllms-share",
-        description="Shares the adapters of a finished run, with a card made from what was measured.",
+        description="Shares the adapters of a finished run, with a model card that has its scores.",
         examples=EXAMPLES,
     )
     made.add_argument("run", metavar="RUN", help="Folder of a finished run")
     made.add_argument(
         "--to", required=True, metavar="WHERE", help="A new folder, or hub:NAME for a repository"
     )
-    made.add_argument(
-        "--private", action="store_true", help="Make a repository that is created a private one"
-    )
+    made.add_argument("--private", action="store_true", help="Create the repository as private")
     return made
 
 
