@@ -78,6 +78,7 @@ from pettingllms.trainers.fitting import check_method
 from pettingllms.trainers.method import Method
 from pettingllms.trainers.metrics import gaps
 from pettingllms.trainers.per_policy import any_full
+from pettingllms.trainers.transformers_callbacks import as_callbacks
 from pettingllms.trainers.verify import Verifier
 
 LATE = (
@@ -156,6 +157,7 @@ def run_training(
     settings = read_config(resume) if config is None and resume is not None else config
     assert settings is not None
     plan = plan_run(settings, resume=resume, env=env)
+    callbacks = as_callbacks(callbacks, plan.path)
     with (
         plan.cluster() as ray,
         plan.folder() as folder,

@@ -131,6 +131,13 @@ def test_a_callback_sees_steps_evaluations_and_checkpoints_and_ends_the_run(
     assert pl.train(VowelEnv, resume=summary).step == 3
 
 
+def test_what_is_no_callback_is_refused_before_a_run_begins(tmp_path: Path) -> None:
+    given: Any = [3]
+    with pytest.raises(ConfigError, match=r"callbacks takes .*got 3"):
+        pl.train("coding", callbacks=given, output_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_an_environment_a_class_and_a_function_play_alike(model: Path) -> None:
     settings = small(model)
     sources: list[Any] = [

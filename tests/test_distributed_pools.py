@@ -165,10 +165,12 @@ def test_ranks_divide_full_models_only():
     [
         ({"ray_address": "auto"}, "ray_address auto without workers"),
         ({"max_staleness": 1}, "max_staleness 1 without workers"),
+        ({"pools": {"workers": {"gpus": 1}}}, r"pools .* without workers"),
+        ({"workers": 1, "verify": True}, "verify checks adapters in this process"),
         ({"workers": 2, "max_staleness": 2}, "max_staleness must be from 0 to 1"),
         ({"workers": 2, "api_base": "http://127.0.0.1:1/v1"}, "behind an API"),
     ],
-    ids=["address", "staleness", "too-stale", "api"],
+    ids=["address", "staleness", "pools", "verify", "too-stale", "api"],
 )
 def test_settings_that_workers_cannot_follow_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):

@@ -199,6 +199,14 @@ def test_on_a_cpu_a_step_is_taken_and_nothing_written(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_on_a_cpu_a_step_of_a_run_with_workers_is_taken_in_this_process() -> None:
+    words = ["--env", "plan_path", "--tasks-per-step", "2", "--num-generations", "2"]
+    scale = ["--workers", "2", "--max-staleness", "1", "--tasks-per-shard", "1"]
+    config = train.parse([*words, *scale, "--eval-tasks", "0"]).config
+    assert config is not None
+    assert "measured with 2 of 2 tasks" in dry_run(config, "cpu")
+
+
 def test_the_step_whose_memory_counts_has_a_gradient_from_every_completion() -> None:
     # So cold that all replies to a prompt are equal, and no group has a signal.
     words = ["--env", "plan_path", "--tasks-per-step", "1", "--num-generations", "4"]

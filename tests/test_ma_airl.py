@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
+from pettingllms.cli import train
 from pettingllms.envs import make
 from pettingllms.envs.base import TextEnv, next_agent
 from pettingllms.errors import ConfigError, GroupError
@@ -22,7 +26,10 @@ from pettingllms.methods.ma_airl import (
     learned,
     shaped,
 )
+from pettingllms.models import model_path
+from pettingllms.policies.chat import Chat
 from pettingllms.policies.loading import load_policies
+from pettingllms.rollout.episode import Episode, tasks_of_step
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.session import plan_run
 from pettingllms.trainers.at_grpo import ATGRPO
@@ -277,6 +284,21 @@ def test_it_is_taken_where_there_is_a_solver(env: str) -> None:
 def test_a_solver_that_says_more_than_a_completion_may_is_refused(model: Path) -> None:
     with pytest.raises(ConfigError, match=r"reply 'ab' has 3 tokens.*is 2; raise it"):
         trainer_of(model, max_completion_length=2).train_step()
+
+
+def test_the_recipe_leaves_room_for_the_replies_of_the_solver() -> None:
+    recipes = Path(__file__).parents[1] / "docs/methods/recipes.md"
+    [words] = re.findall(r"^pettingllms-train (.*ma_airl.*)$", recipes.read_text(), flags=re.M)
+    parsed = train.parse(shlex.split(words)).config
+    assert parsed is not None
+    plan = plan_run(parsed)
+    chat = Chat(AutoTokenizer.from_pretrained(model_path(plan.config.model)), (2,))
+    replies = [
+        Episode(plan.env, task, 0).demonstration()
+        for task in tasks_of_step(plan.env, plan.config.env, 0, 200, plan.config.seed)
+    ]
+    longest = max(len(chat.completion_ids(reply)) for reply in replies)
+    assert longest <= plan.config.max_completion_length
 
 
 def test_a_role_that_the_solver_never_plays_is_named(model: Path) -> None:

@@ -331,6 +331,9 @@ def test_nothing_is_trained_where_partners_play_all_roles():
 def test_an_address_is_needed_and_one_without_a_use_refused(stub, model, tmp_path):
     with pytest.raises(ConfigError, match="give its address: --api-base"):
         plan_run(settings(stub, model, tmp_path / "run", api_base=None))
+    for unused in ({"api_key_file": "key"}, {"api_max_tokens": 9}, {"api_args": {"seed": 1}}):
+        with pytest.raises(ConfigError, match=f"{next(iter(unused))} is for .* give --api-base"):
+            ATGRPOConfig(**unused)
     with pytest.raises(ConfigError, match="api_base is for policies api:MODEL, and there are none"):
         plan_run(settings(stub, model, tmp_path / "run", policies="per-role"))
     with pytest.raises(ConfigError, match="api_base is for policies api:MODEL"):

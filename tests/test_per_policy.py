@@ -61,6 +61,7 @@ def test_settings_that_follow_from_others_follow_those_of_the_policy() -> None:
             {"tester": {"learning_rat": 1.0}},
             "unknown setting .learning_rat.; did you mean .learning_rate.",
         ),
+        ({"tester": {"learning_rate": None}}, "of tester: learning_rate has no value; give it one"),
         ({"tester": 3}, "of tester must be an object, got 3"),
         ({"tester": {"loss_type": "cispo", "epsilon_high": 0.5}}, "of tester: epsilon_high"),
     ],

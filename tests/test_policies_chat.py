@@ -61,6 +61,14 @@ def test_template_settings_reach_the_template():
     )
 
 
+def test_template_settings_that_the_template_does_not_have_are_named(caplog):
+    Chat(TOKENIZER, (2,), {"shout": True})
+    assert not caplog.records
+    Chat(TOKENIZER, (2,), {"shout": True, "shou": True})
+    [record] = caplog.records
+    assert record.getMessage().endswith("has no shou")
+
+
 def test_a_tokenizer_without_template_is_refused():
     plain = tiny_tokenizer()
     plain.chat_template = None

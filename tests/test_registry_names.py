@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from pettingllms.errors import ConfigError, UnknownNameError
 from pettingllms.registry import Registry, resolve
 from pettingllms.sandbox import Case, open_sandbox
 from pettingllms.trainers import config as config_module
+from pettingllms.trainers import method_names
 from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.trainers.method import Method
 
@@ -125,6 +127,14 @@ def test_an_installed_package_adds_the_parts_of_a_method(installs: Callable[[str
         "Alternate",
         "Spread",
     ]
+
+
+def test_the_joined_methods_that_the_help_and_the_reference_name_can_be_used() -> None:
+    shown = f"{ATGRPOConfig.__dataclass_fields__['method'].metadata['help']} {method_names.__doc__}"
+    named = re.findall(r"\w+\+\w+", shown)
+    assert named
+    for joined in named:
+        Method.of(config_module.resolve(ATGRPOConfig(method=joined)))
 
 
 def test_the_names_of_estimators_need_no_torch() -> None:

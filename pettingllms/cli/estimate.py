@@ -439,7 +439,7 @@ def _measured(plan: TrainPlan) -> list[str]:
     with contextlib.closing(build_policies(config, plan.roles_to_policies)) as policies:
         _evaluated(plan, policies)  # first calls take longer, so that the second ones count
         for count in (1, tasks):
-            small = dataclasses.replace(config, tasks_per_step=count, workers=0)
+            small = dataclasses.replace(config, tasks_per_step=count)
             _, metrics = ATGRPO(small, plan.env, policies).train_step()
         _NoneSilent(small, plan.env, policies).train_step()
         held, played_s = _evaluated(plan, policies)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -18,6 +19,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from pettingllms.errors import ConfigError
 from pettingllms.types import TOOL_CALL, Conversation
+
+logger = logging.getLogger(__name__)
 
 _THOUGHT = ("<think>", "</think>")
 """The tags around a model's thought in what environments see."""
@@ -69,6 +72,10 @@ class Chat:
         self.end_ids = tuple(end_ids)
         self.pad_id = int(tokenizer.pad_token_id or 0)
         self._kwargs = dict(template_kwargs or {})
+        for name in self._kwargs:
+            if not re.search(rf"\b{re.escape(name)}\b", str(tokenizer.chat_template)):
+                # No error: a team has them for all of its models, of which some may think.
+                logger.warning("the chat template of %s has no %s", tokenizer.name_or_path, name)
         # Llama 3 lists the tokens that open a turn here only, not among `all_special_tokens`.
         added = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
         specials = {*filter(None, tokenizer.all_special_tokens), *added}

@@ -51,7 +51,7 @@ CHANGEABLE = frozenset(
         "max_steps max_tokens eval_steps eval_tasks save_steps report_to device sampler vllm "
         "sandbox require_isolation scoring_threads tokens_per_batch workers ray_address pools "
         "worker_timeout api_base api_key_file api_max_tokens api_concurrency api_timeout "
-        "push_to_hub"
+        "push_to_hub verify"
     )
 )
 """Settings that take effect in a resumed run if its config.yaml was edited. Any other is part of what

@@ -262,7 +262,7 @@ class ATGRPO:
         All gradients are computed before any policy changes, so if a loss is not finite or memory runs
         out, every policy stays as it was.
         """
-        config, norms = self.config, dict[str, float]()
+        config, norms, rates = self.config, dict[str, float](), dict[str, float]()
         moved = [policy for policy, batch in batches.items() if batch.samples]
         meters = {policy: LossMeter(policy) for policy in moved if config.num_iterations}
         for _ in range(config.num_iterations):
@@ -274,10 +274,10 @@ class ATGRPO:
             self.intact = False
             # A policy without a gradient stays as it is; its learning rate falls with the others'.
             for policy in batches:
+                rates[policy] = self.schedulers[policy].get_last_lr()[0]
                 self.optimizers[policy].step()
                 advance(self.schedulers[policy], config, self.tokens, self.updates[policy])
         self.intact = True
-        rates = {policy: self.schedulers[policy].get_last_lr()[0] for policy in batches}
         losses = {name: meter.metrics(norms[name], rates[name]) for name, meter in meters.items()}
         return {
             f"{policy}/{name}": value

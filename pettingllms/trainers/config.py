@@ -208,7 +208,7 @@ class ATGRPOConfig:
     method: str = _algorithm(
         "at_grpo",
         f"Method: {', '.join(name for name in METHODS.own if name not in PARTS)}; or your own, "
-        f"my_package.my_module:MyMethod or ./my_file.py:MyMethod. Parts ({', '.join(PARTS)}) are joined by +: alternate+gae",
+        f"my_package.my_module:MyMethod or ./my_file.py:MyMethod. Parts ({', '.join(PARTS)}) are joined by +: alternate+dr_mas",
     )
     method_args: Mapping[str, Any] = _algorithm(
         {},
@@ -464,16 +464,14 @@ class ATGRPOConfig:
                 "difficulty_pools with max_staleness: what a step plays follows from the success of the one before, "
                 "which is played at the same time; leave max_staleness out"
             )
-        if self.ray_address is not None and not self.workers:
-            yield (
-                f"ray_address {self.ray_address} without workers: everything would run in this process; "
-                "give --workers as well"
-            )
-        if self.max_staleness and not self.workers:
-            yield (
-                f"max_staleness {self.max_staleness} without workers: one process plays and updates in turns; "
-                "give --workers as well"
-            )
+        for name in ("ray_address", "pools", "max_staleness"):
+            if (value := getattr(self, name)) not in (None, {}, 0) and not self.workers:
+                yield f"{name} {value} without workers: all runs in this process; give --workers as well"
+        for name in ("api_key_file", "api_max_tokens", "api_args"):
+            if getattr(self, name) and self.api_base is None:
+                yield f"{name} is for models behind an API, and there is no address; give --api-base as well"
+        if self.verify and (self.full or self.workers):
+            yield "verify checks adapters in this process; leave it out with full and with workers"
         if self.workers and self.api_base is not None:
             yield (
                 f"workers {self.workers} with api_base {self.api_base}: the replies of a model behind an API are "

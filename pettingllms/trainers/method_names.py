@@ -10,7 +10,7 @@
 | `root` | an episode is worth its success and form, once |
 | `rivals` | earlier versions of the policy play the other side (`opponents`, `every`, `size`, `itself`) |
 
-A part is joined to a method by a plus sign: `--method alternate+gae`. A method of your own is a
+A part is joined to a method by a plus sign: `--method alternate+dr_mas`. A method of your own is a
 subclass of `pettingllms.trainers.method.Method`, given as `--method my_package.my_module:MyMethod`.
 """
 

@@ -10,8 +10,8 @@ the limit), `num_tokens` (generated), `turns` (mean decisions of an episode),
 `conversation/broken` (those of them whose tokens do not, because the template or the program rewrote the reply; they
 share no row with it in the update).
 
-Of each policy's update, as `<policy>/<name>`: `loss`, `grad_norm` (before clipping), `learning_rate`,
-`entropy` (nats a token), `kl` (to base, where beta > 0), `clip_ratio/low_mean`, `.../high_mean`,
+Of each policy's update, as `<policy>/<name>`: `loss` (mean of the optimizer steps), `grad_norm` (before clipping) and
+`learning_rate` (both of the last one), `entropy` (nats a token), `kl` (to base, where beta > 0), `clip_ratio/low_mean`, `.../high_mean`,
 `.../region_mean` (share of tokens), `groups`, `frac_reward_zero_std` (share of groups without variance, 1 if there is no group; also of all policies, without a prefix), `dropped_truncated` (replies),
 `sampling/sampling_logp_difference/mean` and `/max` (nats between the sampler's log-probabilities and the trainer's on the
 same tokens and weights), `sampling/kl` (of the trainer from the sampler, nats a token; a sampler that differs is seen here).

@@ -132,6 +132,8 @@ def check_policy_settings(
                     f"policy_settings of {policy}: {name} cannot differ between policies; "
                     f"{', '.join(OWN)} can"
                 )
+            if overrides[name] is None and name in (*FOLLOWING, "model"):
+                raise ConfigError(f"policy_settings of {policy}: {name} has no value; give it one")
             if name in OF_THE_UPDATE and name not in follows and policy not in trained:
                 raise ConfigError(
                     f"policy_settings of {policy}: {name} is of the update, and {policy} is not "

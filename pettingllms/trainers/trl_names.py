@@ -22,6 +22,7 @@ MEANING: Mapping[str, str] = {
     "scale_rewards": "group, batch, or none, not true or false; batch: of one policy",
     "vllm_importance_sampling_correction": "for every sampler; off unless asked for",
     "warmup_steps": "optimizer steps, no share",
+    "weight_decay": "of norms and biases as well, in full models",
 }
 """Settings with TRL's name whose meaning differs."""
 
