@@ -495,7 +495,7 @@ def test_results_that_cannot_be_written_are_an_error(
     (tmp_path / "file").write_text("")
     argv = ["--adapters", str(trained.folder), "--limit", "1", "--no-base"]
     assert main([*argv, "--out", str(tmp_path / "file")]) == FAILED
-    assert "choose another --out" in capsys.readouterr().err
+    assert "choose another folder" in capsys.readouterr().err
 
 
 def test_every_option_has_a_place_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -443,6 +443,7 @@ def test_a_file_with_a_puzzle_on_each_line_is_read(tmp_path):
         ([], r"p\.csv has no rows"),
         (["a,b", "c,d"], r"p\.csv:2: has no column called question, quizzes, puzzle"),
         (["quizzes,solutions", "12,3"], r"p\.csv:2: field 'quizzes' is not a Sudoku puzzle"),
+        (["quizzes,solutions", f"{SOLVED},{SOLVED}"], r"p\.csv:2: .* no empty cell"),
         (["quizzes,solutions", EASY], r"p\.csv:2: has 1 fields and the header 2"),
         (["quizzes,solutions", f"{EASY},{SOLVED[::-1]}"], "other numbers than the puzzle"),
         (["quizzes", "1..............."], r"p\.csv:2: .* several solutions"),

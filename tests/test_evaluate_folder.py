@@ -191,7 +191,7 @@ def test_only_a_finished_evaluation_is_read(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunFolderError, match="choose another --out"):
+    with pytest.raises(RunFolderError, match="choose another folder"):
         EvalFolder(tmp_path / "file", {})
     with pytest.raises(RunFolderError, match="cannot write"):
         write_file(tmp_path / "file" / "x", "")

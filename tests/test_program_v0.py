@@ -374,6 +374,14 @@ def unreachable(task: int) -> None:
     solve()
 
 
+def test_a_function_that_takes_any_argument_gets_all() -> None:
+    def solve(task: int, **given: Any) -> float:
+        text = asked(given["base_url"], "writer", user("?"))["content"]
+        return float(text) if given.keys() == {"base_url", "api_key", "seed", "pay"} else 0.0
+
+    assert played(started(solve), "1").infos["writer_0"]["team_reward"] == 1.0
+
+
 def test_numbers_of_numpy_are_rewards() -> None:
     for result, team in ((np.int64(1), 1.0), (np.float32(0.5), 0.5), (np.True_, 1.0)):
 
@@ -746,15 +754,16 @@ def test_what_responses_have_alone_is_refused_by_name(body: Any, why: str) -> No
         started(solve)
 
 
-def test_a_stream_has_the_reply_in_one_piece() -> None:
+@pytest.mark.parametrize("options", [{"include_usage": True}, ["no", "object"], None])
+def test_a_stream_has_the_reply_in_one_piece(options: Any) -> None:
     def solve(task: int, base_url: str) -> float:
-        body = QUESTION | {"stream": True, "stream_options": {"include_usage": True}}
+        body = QUESTION | {"stream": True, "stream_options": options}
         stream = sent(f"{base_url}/chat/completions", body).decode()
         lines = [line[6:] for line in stream.splitlines() if line]
         assert lines.pop() == "[DONE]"
-        first, second, third = map(json.loads, lines)
+        first, second, *rest = map(json.loads, lines)
         assert second["choices"][0]["finish_reason"] == "stop"
-        assert "usage" in third
+        assert ["usage" in last for last in rest] == [True] * isinstance(options, dict)
         return float(first["choices"][0]["delta"]["content"] == "whole")
 
     assert played(started(solve), "whole").rewards["writer_0"] == 1.0

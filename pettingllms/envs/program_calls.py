@@ -375,7 +375,9 @@ class _Handler(BaseHTTPRequestHandler):
         asked: Mapping[str, Any] = body or {}
         if not asked.get("stream"):
             return reply
-        return _events(reply, usage=bool((asked.get("stream_options") or {}).get("include_usage")))
+        options = asked.get("stream_options")
+        usage = isinstance(options, Mapping) and bool(options.get("include_usage"))
+        return _events(reply, usage=usage)
 
     def _ask(self, run: Asked, body: Any) -> JsonObject:
         return run.ask(body, lambda: _left(self.connection), self.client_address[-1])

@@ -181,9 +181,10 @@ class ProgramRun:
 
     def _arguments(self, function: Callable[..., Any]) -> dict[str, Any]:
         values = dict(zip(GIVEN, (self.base_url, "local", self.seed, self.pay), strict=True))
-        return {
-            name: values[name] for name in GIVEN if name in inspect.signature(function).parameters
-        }
+        parameters = inspect.signature(function).parameters
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            return values
+        return {name: value for name, value in values.items() if name in parameters}
 
     async def _main(self, program: Coroutine[Any, Any, Any]) -> Any:
         task, loop = asyncio.ensure_future(program), asyncio.get_running_loop()

@@ -43,7 +43,6 @@ class EvalFolder(Folder):
             names the first setting that differs.
     """
 
-    option = "--out"
     lock = TRAJECTORIES
     remedy = "free space, fix permissions or choose another --out, then run the same command again"
 

@@ -55,8 +55,6 @@ class Folder:
         RunFolderError: it cannot be written, or another process uses it.
     """
 
-    option: ClassVar[str]
-    """The command-line option that chooses the folder."""
     lock: ClassVar[str] = RUN_LOCK
     """The file that is locked; it is created if missing."""
     remedy: ClassVar[str]
@@ -79,14 +77,14 @@ class Folder:
             descriptor = os.open(path / self.lock, flags, 0o644)
         except OSError as error:
             raise RunFolderError(
-                f"{path} cannot be written: {error.strerror}; choose another {self.option}"
+                f"{path} cannot be written: {error.strerror}; fix its permissions, or choose another folder"
             ) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(descriptor)
             raise RunFolderError(
-                f"{path} is in use by another process; wait for it, or choose another {self.option}"
+                f"{path} is in use by another process; wait for it, or choose another folder"
             ) from error
         self._locks.append(descriptor)
 
@@ -167,10 +165,9 @@ class Folder:
 class RunFolder(Folder):
     """The folder of a training run, from `create` or `reopen` to `close`."""
 
-    option = "--output-dir"
     remedy = (
-        "the last checkpoint is intact: free space or fix permissions, then continue with "
-        "--resume {path}"
+        "free space or fix permissions, then continue with --resume {path}, from the last checkpoint "
+        "if there is one"
     )
 
     @classmethod
