@@ -253,7 +253,8 @@ class raw_env(TextEnv):
         if run.error is None:
             return ConfigError(f"{task} ended and asked no model; does its client use base_url?")
         return ConfigError(
-            f"{task} failed before its first call: {run.unserved or run.error}\n{run.trace}"
+            f"{task} failed before its first call, for which a function takes base_url and api_key: "
+            f"{run.unserved or run.error}\n{run.trace}"
         )
 
     def _task(self, seed: int) -> Any:
