@@ -45,7 +45,7 @@ def new_folder(path: Path) -> RunFolder:
 def test_two_runs_cannot_use_one_folder(tmp_path: Path) -> None:
     with new_folder(tmp_path / "run"):
         # Not --output-dir, which a run that is resumed cannot change.
-        with pytest.raises(RunFolderError, match="in use .* or choose another folder"):
+        with pytest.raises(RunFolderError, match=r"in use .* or choose another folder"):
             RunFolder.reopen(tmp_path / "run")
         with pytest.raises(RunFolderError, match="in use"):
             RunFolder.create(tmp_path / "run")
