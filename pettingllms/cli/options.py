@@ -89,7 +89,8 @@ class CommandParser(argparse.ArgumentParser):
         kwargs.setdefault("formatter_class", _Formatter)
         own_help = kwargs.pop("add_help", True)
         super().__init__(allow_abbrev=False, add_help=False, **kwargs)
-        self.set_defaults(action=action)
+        if action is not None:  # else it would be among the options of every command
+            self.set_defaults(action=action)
         if own_help:
             self.add_argument("-h", "--help", action="help", help="Print this help and exit")
         version = f"pettingllms {__version__}"
