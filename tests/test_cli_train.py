@@ -84,7 +84,7 @@ def test_the_default_is_the_embedded_model_on_the_coding_environment(
     small = "--max-steps 1 --num-generations 2 --tasks-per-step 2 --eval-tasks 2 --device cpu"
     assert main(small.split()) == 0
     out = capsys.readouterr().out
-    assert "embedded tiny model" in out
+    assert "model: embedded, for a CPU" in out
     assert "--model Qwen/Qwen3-1.7B" in out
     assert "hidden tests passed, first completion" in out
     (run,) = (path for path in (tmp_path / "runs").iterdir() if not path.is_symlink())
