@@ -128,7 +128,7 @@ def test_what_was_shown_is_kept_and_a_run_prints_one_line(whole: Summary) -> Non
     shown = (whole.folder / "console.log").read_text()
     assert f"starting; run folder {whole.folder}" in shown
     assert f"step {STEPS}/{STEPS}  success: mean " in shown
-    line = f"step {STEPS} of training, share of tasks: success "
+    line = f"in step {STEPS} of training: success "
     assert line in shown
     assert line in (whole.folder / "summary.md").read_text()
     text = repr(whole)
