@@ -289,7 +289,7 @@ def test_what_cannot_work_is_refused_before_a_model_is_loaded(
 @pytest.mark.parametrize("command", ["show", "check", "play"])
 def test_commands_about_one_environment_ask_for_one(command: str, capsys: Any) -> None:
     assert envs.main([command, "a=read,b=math"]) == 2
-    assert "several environments; name one of them, such as read" in capsys.readouterr().err
+    assert "several environments; give one, such as read" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", [name for name in cases("agentrl") if "kind" in name])
