@@ -464,12 +464,12 @@ def _record(row: Row, name: str) -> PuzzleRow:
     solution = checked_text(row[answer], answer) if row.get(answer) else None
     if why := _fault(text):
         raise RowError(question, f"is not a Sudoku puzzle: {why}")
-    if 0 not in _grid(text):
-        raise RowError(question, "is not a Sudoku puzzle: it has no empty cell")
     if solution is not None and (
         why := _fault(solution) or _mismatch(_grid(text), _grid(solution))
     ):
         raise RowError(answer, why)
+    if 0 not in _grid(text):
+        raise RowError(question, "is not a Sudoku puzzle: it has no empty cell")
     return PuzzleRow(name, label(row, "id") or name, text, solution)
 
 

@@ -252,10 +252,8 @@ class raw_env(TextEnv):
         task = f"{self} with task {seed % (self.num_tasks or seed + 1)}"
         if run.error is None:
             return ConfigError(f"{task} ended and asked no model; does its client use base_url?")
-        return ConfigError(
-            f"{task} failed before its first call, for which a function takes base_url and api_key: "
-            f"{run.unserved or run.error}\n{run.trace}"
-        )
+        why = run.unserved or f"{run.error}; a function gets base_url and api_key as arguments"
+        return ConfigError(f"{task} failed before its first call: {why}\n{run.trace}")
 
     def _task(self, seed: int) -> Any:
         if self._tasks is None:
