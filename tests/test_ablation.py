@@ -57,6 +57,7 @@ def test_teams_are_base_each_alone_all_and_exchanged():
     assert role_teams(("a", "b", "c"))[-1].played == {"a": "b", "b": "c", "c": "a"}
 
 
+@pytest.mark.slow
 def test_each_team_plays_with_its_own_adapters_and_all_are_as_before(model_dir, monkeypatch):
     policies, seen = stirred(model_dir), dict[int, dict[str, str]]()
     before = {name: policies.state(name) for name in NAMES}

@@ -166,12 +166,14 @@ def split(groups, flat):
     return [[next(pieces) for _ in group.candidates] for group in groups]
 
 
+@pytest.mark.slow
 @given(sampled_groups(), st.integers(-50, 50), st.sampled_from(("group", "batch", "none")))
 def test_adding_a_constant_to_all_rewards_changes_nothing(groups, shift, scale):
     shifted = change(groups, lambda reward: reward + shift)
     assert values(shifted, scale=scale) == pytest.approx(values(groups, scale=scale), abs=1e-5)
 
 
+@pytest.mark.slow
 @given(sampled_groups(), st.integers(1, 50))
 def test_scaling_all_rewards_changes_nothing_but_without_deviation(groups, factor):
     scaled = change(groups, lambda reward: reward * factor)
@@ -190,6 +192,7 @@ def test_advantages_of_a_comparison_group_add_up_to_zero(groups, name, scale):
     assert list(totals.values()) == pytest.approx([0.0] * len(totals), abs=1e-4)
 
 
+@pytest.mark.slow
 @given(sampled_groups(), st.sampled_from(NAMES), st.randoms(use_true_random=False))
 def test_the_order_of_groups_does_not_matter(groups, name, random):
     order = random.sample(range(len(groups)), len(groups))
@@ -199,6 +202,7 @@ def test_the_order_of_groups_does_not_matter(groups, name, random):
         assert advantages == pytest.approx(expected[index], abs=1e-5)
 
 
+@pytest.mark.slow
 @given(sampled_groups(), st.randoms(use_true_random=False))
 def test_the_order_of_candidates_does_not_matter(groups, random):
     group, advantages = groups[0], values(groups[:1])
@@ -207,6 +211,7 @@ def test_the_order_of_candidates_does_not_matter(groups, random):
     assert values([moved]) == pytest.approx([advantages[index] for index in order], abs=1e-6)
 
 
+@pytest.mark.slow
 @given(sampled_groups())
 def test_a_higher_reward_never_has_a_lower_advantage(groups):
     for group, advantages in zip(groups, split(groups, values(groups)), strict=True):
@@ -214,6 +219,7 @@ def test_a_higher_reward_never_has_a_lower_advantage(groups):
         assert [advantage for _, advantage in pairs] == sorted(advantages)
 
 
+@pytest.mark.slow
 @given(sampled_groups(), st.sampled_from(NAMES), st.sampled_from(("group", "none")))
 def test_two_tasks_never_share_a_group(groups, name, scale):
     ours = [group for group in groups if group.key.task == "x"]

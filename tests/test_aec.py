@@ -63,6 +63,7 @@ def test_what_cannot_be_found_or_used_is_explained(name, error, message):
         load_env(name)
 
 
+@pytest.mark.slow
 def test_an_environment_is_found_in_a_file(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)

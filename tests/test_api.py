@@ -84,6 +84,7 @@ class StopAfterTwo(pl.Callback):
         self.seen.append(("save", folder.name))
 
 
+@pytest.mark.slow
 def test_the_algorithm_takes_a_reward_and_an_estimator_by_hand(model: Path) -> None:
     policies = load_policies(model, {"writer": "a", "reader": "b"}, lora_r=2)
     before = {name: policies.state(name) for name in policies.names}
@@ -138,6 +139,7 @@ def test_what_is_no_callback_is_refused_before_a_run_begins(tmp_path: Path) -> N
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_an_environment_a_class_and_a_function_play_alike(model: Path) -> None:
     settings = small(model)
     sources: list[Any] = [

@@ -37,6 +37,7 @@ def solved(question):
 sizes = st.tuples(st.integers(2, 12), st.integers(0, 8)).map(lambda pair: (pair[0], sum(pair)))
 
 
+@pytest.mark.slow
 @given(st.integers(0, 1 << 48), st.sampled_from(SPLITS), sizes, st.integers(10, 10**6))
 @settings(max_examples=150, deadline=None)
 def test_every_story_keeps_its_promises(seed, split, depth, largest):

@@ -95,6 +95,7 @@ def without_times(metrics):
 # Rollout: who is compared with whom
 
 
+@pytest.mark.slow
 def test_distinct_rewards_reach_every_role_at_every_turn_and_the_observation_moves_on(model_dir):
     trainer = a_trainer(model_dir, **VARIED)
     groups, _ = stepped(trainer)
@@ -258,6 +259,7 @@ def test_every_row_of_a_data_set_is_played_once_an_epoch_in_another_order():
     assert len({task.id for task in played}) == 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["at_grpo", "grpo"])
 def test_a_row_that_is_played_twice_in_a_step_is_two_tasks(model_dir, method):
     env = GradedEnv(num_tasks=2)
@@ -330,6 +332,7 @@ def test_a_role_that_base_plays_is_never_trained(model_dir):
     }
 
 
+@pytest.mark.slow
 def test_a_step_samples_with_the_weights_of_the_step_before(model_dir):
     trainer = a_trainer(model_dir)
     for step in range(3):
@@ -339,6 +342,7 @@ def test_a_step_samples_with_the_weights_of_the_step_before(model_dir):
     assert trainer.step == 3
 
 
+@pytest.mark.slow
 def test_log_probabilities_of_sampling_are_those_of_the_update(model_dir):
     trainer = a_trainer(model_dir, temperature=0.8)
     for _ in range(2):
@@ -348,6 +352,7 @@ def test_log_probabilities_of_sampling_are_those_of_the_update(model_dir):
         assert metrics[f"{role}/clip_ratio/region_mean"] == 0
 
 
+@pytest.mark.slow
 def test_more_iterations_leave_the_sampling_distribution(model_dir):
     once, thrice = (a_trainer(model_dir, num_iterations=count) for count in (1, 3))
     single, several = (trainer.train_step()[1] for trainer in (once, thrice))
@@ -357,6 +362,7 @@ def test_more_iterations_leave_the_sampling_distribution(model_dir):
     assert several["writer/clip_ratio/region_mean"] > 0
 
 
+@pytest.mark.slow
 def test_the_loss_that_is_logged_does_not_grow_with_the_optimizer_steps(model_dir):
     """Without a learning rate each of them has the same."""
     settings = {"learning_rate": 0.0}
@@ -385,6 +391,7 @@ def test_equal_replies_are_computed_once_and_counted(model_dir):
             assert drawn == {sample.token_ids: sample.count for sample in kept}
 
 
+@pytest.mark.slow
 def test_merged_equal_replies_train_like_listing_them_singly(model_dir):
     merged = [
         Sample((5, 6), (9, 8), (-5.0, -5.5), 1.5, count=3),
@@ -435,6 +442,7 @@ def test_two_trainers_take_the_same_steps(model_dir, method):
     assert first[0][0][0] != other[0][0][0]
 
 
+@pytest.mark.slow
 def test_a_step_depends_on_seed_and_number_only(model_dir):
     ahead, late = a_trainer(model_dir), a_trainer(model_dir)
     ahead.train_step()
@@ -497,6 +505,7 @@ def test_a_number_that_is_not_finite_names_its_origin_and_changes_no_policy(mode
     assert (trainer.step, trainer.tokens, trainer.intact) == (0, 0, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("agent", ["writer_0", "reader_0"])
 def test_a_failing_sandbox_stops_the_step_and_is_nobodys_reward(model_dir, agent):
     env = GradedEnv()
@@ -563,6 +572,7 @@ def test_an_advantage_may_differ_from_token_to_token(model_dir):
     assert moved(weights(whole), weights(first)) == set(ROLES)
 
 
+@pytest.mark.slow
 def test_all_estimators_generate_the_same_number_of_replies(model_dir):
     sizes = {
         method: sum(
@@ -573,12 +583,14 @@ def test_all_estimators_generate_the_same_number_of_replies(model_dir):
     assert sizes["at_grpo"] == sizes["grpo"] == 3 * 4 * 2 * TURNS
 
 
+@pytest.mark.slow
 def test_the_learning_rate_follows_the_schedule(model_dir):
     trainer = a_trainer(model_dir, lr_scheduler_type="linear", warmup_steps=2, max_steps=4)
     rates = [trainer.train_step()[1]["writer/learning_rate"] for _ in range(4)]
     assert rates == pytest.approx([0.0, 0.005, 0.01, 0.005])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("iterations", [1, 2])
 def test_the_logged_learning_rate_is_the_one_that_was_applied(model_dir, iterations):
     trainer, applied = a_trainer(model_dir, num_iterations=iterations, max_steps=2), list[float]()
@@ -589,6 +601,7 @@ def test_the_logged_learning_rate_is_the_one_that_was_applied(model_dir, iterati
     assert logged == applied[iterations - 1 :: iterations]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["linear", "cosine", "polynomial", "constant_with_warmup"])
 def test_a_warmup_as_long_as_the_training_is_one(model_dir, schedule):
     trainer = a_trainer(model_dir, lr_scheduler_type=schedule, warmup_steps=2, max_steps=2)
@@ -596,6 +609,7 @@ def test_a_warmup_as_long_as_the_training_is_one(model_dir, schedule):
     assert rates == pytest.approx([0.0, 0.005])
 
 
+@pytest.mark.slow
 def test_with_a_budget_of_tokens_the_warmup_is_one_of_steps(model_dir):
     budget = {"max_steps": 1000, "max_tokens": 1500, "warmup_steps": 4}
     trainer = a_trainer(model_dir, lr_scheduler_type="constant_with_warmup", **budget)
@@ -615,6 +629,7 @@ def test_a_policy_without_signal_keeps_its_weights_while_its_learning_rate_falls
     assert "reader/loss" not in metrics
 
 
+@pytest.mark.slow
 def test_with_a_budget_of_tokens_the_learning_rate_follows_the_tokens(model_dir):
     trainer = a_trainer(model_dir, lr_scheduler_type="linear", max_steps=1000, max_tokens=1500)
     rates, spent = [], []
@@ -647,6 +662,7 @@ class _Shades(foreign_env.raw_env):
             self.rewards[agent] = number_of(action)
 
 
+@pytest.mark.slow
 def test_a_third_partys_environment_is_trained_on(model_dir):
     trainer = a_trainer(model_dir, _Shades(), roles={"speaker": "speaker"}, **VARIED)
     before = weights(trainer)
@@ -667,6 +683,7 @@ def test_an_environment_in_wrappers_is_trained_on(model_dir):
     assert metrics["speaker/frac_reward_zero_std"] == 1
 
 
+@pytest.mark.slow
 def test_an_episode_ends_where_a_prompt_leaves_no_room_and_the_log_says_so(model_dir):
     """A prompt beyond the context would be trained on at positions that mean something else."""
     trainer = a_trainer(model_dir)

@@ -69,6 +69,7 @@ def unread(env, seed):
     return env.infos["answerer_0"]["success"]
 
 
+@pytest.mark.slow
 def test_neither_constants_nor_a_team_that_reads_nothing_answer_questions_of_several_look_ups():
     env = make("search", split="test")
     assert blind_baseline(env, episodes=300)[0].success <= 0.02

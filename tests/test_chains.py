@@ -116,6 +116,7 @@ def test_workings_of_parts_end_in_what_the_chain_computes(sandbox):
             assert words[-1] == output
 
 
+@pytest.mark.slow
 def test_the_planner_is_shown_nothing_about_the_proposal():
     rng = random.Random(2)
     demos = [plan_path_parts.demo(rng) for _ in range(6000)]

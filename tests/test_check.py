@@ -74,6 +74,7 @@ def test_hashes_of_strings_are_found_in_other_processes():
         check_env("tests.broken_envs:Hashed", replies=WORDS)
 
 
+@pytest.mark.slow
 def test_a_sound_environment_passes_every_part(caplog):
     check_env(toy_env.env, replies=WORDS)
     assert caplog.records == []

@@ -93,6 +93,7 @@ def new_folder(path: Path) -> RunFolder:
     return folder
 
 
+@pytest.mark.slow
 def test_a_resumed_trainer_goes_on_exactly_and_its_logs_are_cut_back(
     model: Path, tmp_path: Path
 ) -> None:
@@ -121,6 +122,7 @@ def test_a_resumed_trainer_goes_on_exactly_and_its_logs_are_cut_back(
     assert_same(weights(twin), end)
 
 
+@pytest.mark.slow
 def test_a_budget_of_tokens_is_resumed_where_it_was(model: Path, tmp_path: Path) -> None:
     config = dataclasses.replace(CONFIG, max_tokens=500, max_steps=100)
     trainer, twin = new_trainer(model, config), new_trainer(model, config)
@@ -138,6 +140,7 @@ def test_a_budget_of_tokens_is_resumed_where_it_was(model: Path, tmp_path: Path)
     assert rates[0] == rates[1] < [config.learning_rate]
 
 
+@pytest.mark.slow
 def test_what_an_estimator_learned_is_part_of_a_checkpoint(model: Path, tmp_path: Path) -> None:
     config = dataclasses.replace(CONFIG, method="tests.own_estimator:RunningMean")
     trainer, twin = new_trainer(model, config), new_trainer(model, config)
@@ -151,6 +154,7 @@ def test_what_an_estimator_learned_is_part_of_a_checkpoint(model: Path, tmp_path
     assert_same(weights(twin), weights(trainer))
 
 
+@pytest.mark.slow
 def test_the_last_two_checkpoints_are_kept_and_a_damaged_one_is_passed_over(
     model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -222,6 +226,7 @@ def test_another_base_model_is_noticed(model: Path, tmp_path: Path) -> None:
             checkpoints.resume(folder, other)
 
 
+@pytest.mark.slow
 def test_changed_settings_are_said_or_refused(
     model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -326,6 +326,7 @@ def test_a_killed_runner_goes_on_and_repeats_nothing(tmp_path, monkeypatch):
     assert lab.found(first) is None
 
 
+@pytest.mark.slow
 def test_what_is_published_is_not_run_again_unless_its_settings_have_changed(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "rliable_scores", lambda runs: {})  # an environment of its own
     lab, ran = a_lab(tmp_path / "here", monkeypatch)

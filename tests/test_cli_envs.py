@@ -142,12 +142,14 @@ def test_a_program_with_empty_lines_is_one_reply():
     assert replies == ["see:\n```python\na = 1\n\nprint(a)\n```", "", "last\n```\n\nopen"]
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.from_regex("[a-z ]{1,5}", fullmatch=True), min_size=1), max_size=5))
 def test_replies_are_read_as_they_were_written(replies):
     texts = ["\n".join(lines) for lines in replies]
     assert list(envs.read_replies(io.StringIO("\n\n".join(texts)))) == texts
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_and_bytes_that_are_not_text_end_in_silence():
     for unbuffered in ("", "1"):
         reader, writer = os.pipe()

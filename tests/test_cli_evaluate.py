@@ -129,6 +129,7 @@ def test_every_prompt_reply_reward_and_verdict_is_kept(quiz: list[str], tmp_path
     assert rows["eval/success"] == sum(row["success"] for row in episodes) / 6
 
 
+@pytest.mark.slow
 def test_sampling_settings_reach_the_sampler(quiz: list[str], tmp_path: Path) -> None:
     replies = {}
     for name, words in {
@@ -177,6 +178,7 @@ def test_success_below_the_bar_is_an_exit_code(
     assert "is below 1.0" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_dry_run_says_what_there_is_to_play_and_loads_no_model(
     trained: Summary, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -329,6 +331,7 @@ def test_which_teams_play() -> None:
 # ------------------------------------------------------------------------------------- compare
 
 
+@pytest.mark.slow
 def test_two_evaluations_are_compared_task_by_task(
     trained: Summary, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -357,6 +360,7 @@ def test_two_evaluations_are_compared_task_by_task(
     assert comparison["scores"] == within["scores"]
 
 
+@pytest.mark.slow
 def test_runs_of_one_method_have_one_interval_over_seeds_and_tasks(
     trained: Summary, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -391,6 +395,7 @@ def test_runs_of_one_method_have_one_interval_over_seeds_and_tasks(
         assert "at least two evaluations" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_runs_are_played_and_then_compared(trained: Summary, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(trained.folder, other)
@@ -401,6 +406,7 @@ def test_runs_are_played_and_then_compared(trained: Summary, tmp_path: Path) -> 
     assert list(results(tmp_path / "c" / "b")) == ["adapters"]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_paired_is_refused(
     trained: Summary, quiz: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -474,6 +480,7 @@ def test_a_missing_adapter_and_another_base_are_named(
     assert re.search(r"trained on the base model .*, not on .*other", capsys.readouterr().err)
 
 
+@pytest.mark.slow
 def test_roles_can_be_played_by_the_model_as_it_is(trained: Summary, tmp_path: Path) -> None:
     incomplete = tmp_path / "part"
     shutil.copytree(trained.folder, incomplete)

@@ -94,6 +94,7 @@ def test_an_index_is_built_once_and_again_only_where_the_corpus_has_changed(tmp_
     assert len(built) == 2
 
 
+@pytest.mark.slow
 def test_of_several_processes_one_builds_and_all_find_the_same(tmp_path):
     corpus = written(tmp_path / "c.jsonl", [{"text": f"word{n} crab"} for n in range(2000)])
     code = (

@@ -304,6 +304,7 @@ def test_a_free_rider_earns_no_credit(name: str, shape: Any) -> None:
     assert any(v != 0 for g, v in paid if g.key.role == "rider")
 
 
+@pytest.mark.slow
 def test_averaged_copies_pay_a_free_rider_for_the_luck_of_others() -> None:
     method = made("ccpo", method_args={"joint": 0.0, "averaged": True})
     assert {t.returns["rider_0"] for t in method.credit(relayed())} != {0.0}

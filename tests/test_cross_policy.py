@@ -56,6 +56,7 @@ def version_of(group: Group) -> int:
     return version
 
 
+@pytest.mark.slow
 def test_half_of_the_prompts_are_answered_by_a_copy_that_is_renewed(model: Path) -> None:
     trainer, ages, drawn = trainer_of(model), [], Counter[bool]()
     for step in range(8):
@@ -67,6 +68,7 @@ def test_half_of_the_prompts_are_answered_by_a_copy_that_is_renewed(model: Path)
     assert 0.35 < drawn[True] / drawn.total() < 0.65
 
 
+@pytest.mark.slow
 def test_recorded_log_probabilities_are_those_of_the_version_that_answered(model: Path) -> None:
     trainer, was = trainer_of(model), []
     policies, seen = trainer.policies, Counter[int]()
@@ -122,6 +124,7 @@ def test_a_rollout_that_fails_leaves_the_current_weights(model: Path) -> None:
     assert trainer.policies.versions == versions
 
 
+@pytest.mark.slow
 def test_a_step_that_fails_renews_no_copy(model: Path) -> None:
     trainer, twin = (trainer_of(model, method_args={"stale": 1}) for _ in range(2))
     for one in (trainer, twin):
@@ -138,6 +141,7 @@ def test_a_step_that_fails_renews_no_copy(model: Path) -> None:
     assert_same(weights(trainer), weights(twin))
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_uninterrupted_one(model: Path, tmp_path: Path) -> None:
     trainer, twin = trainer_of(model), trainer_of(model)
     with new_folder(tmp_path / "run") as folder:

@@ -192,6 +192,7 @@ def test_puzzles_of_one_large_solution_are_in_one_split():
     assert len({sudoku.split_of(clues, solution) for clues in dug}) == 1
 
 
+@pytest.mark.slow
 def test_a_seed_decides_the_puzzle_in_every_process():
     code = (
         "import random; from pettingllms.data import sudoku\n"
@@ -250,6 +251,7 @@ def brute_naked(clues, size):
             return 0 not in values
 
 
+@pytest.mark.slow
 def test_grades_follow_from_the_techniques():
     rng = random.Random(11)
     seen = set()
@@ -274,6 +276,7 @@ def reasoned(clues, techniques):
     return notes
 
 
+@pytest.mark.slow
 def test_each_technique_is_needed_by_some_puzzle():
     rng = random.Random(2)
     made = [
@@ -285,6 +288,7 @@ def test_each_technique_is_needed_by_some_puzzle():
         assert any(reasoned(puzzle.clues, others).left for puzzle in made)
 
 
+@pytest.mark.slow
 def test_no_technique_removes_what_is_right():
     rng = random.Random(4)
     for difficulty in ("search", None):
@@ -316,6 +320,7 @@ def test_more_clues_never_need_more():
             assert GRADES.index(grade(tuple(clues))) <= GRADES.index(puzzle.difficulty)
 
 
+@pytest.mark.slow
 def test_every_4x4_puzzle_needs_naked_singles_alone():
     # Solving by naked singles cannot fail with more clues, so the fewest clues are enough.
     rng = random.Random(8)

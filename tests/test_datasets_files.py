@@ -139,6 +139,7 @@ def test_one_byte_that_is_not_utf8_costs_its_row_alone(tmp_path, name, data, row
     assert "a byte that is not UTF-8" in refusal.why
 
 
+@pytest.mark.slow
 def test_a_large_file_of_lines_is_read_line_by_line(tmp_path):
     # One row of 30 MB of another field, and many small ones: only the records stay.
     with (tmp_path / "a.jsonl").open("w") as file:

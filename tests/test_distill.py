@@ -64,6 +64,7 @@ def divergence(trajectories: list[Trajectory], role: str) -> float:
     return -sum(values) / len(values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [False, True], ids=["per role", "shared student"])
 def test_a_token_is_worth_what_the_teacher_of_its_role_says_above_the_student(
     model: Path, teacher: Path, shared: bool

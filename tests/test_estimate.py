@@ -85,6 +85,7 @@ def test_activations_are_estimated_within_15_percent(hidden, inner, heads, dtype
     assert estimated == pytest.approx(three - one, rel=0.15)
 
 
+@pytest.mark.slow
 def test_checkpointing_keeps_one_hidden_state_a_layer():
     one, three = (
         kept(sizes_of(512, 1536, 8, layers), torch.float32, checkpointing=True) for layers in (1, 3)
@@ -185,6 +186,7 @@ def test_a_gpu_is_named_or_assumed_and_a_cpu_is_measured_where_asked(qwen):
     assert number(on_cpu, "base model") == pytest.approx(4 * PARAMETERS, rel=0.02)
 
 
+@pytest.mark.slow
 def test_on_a_cpu_a_step_is_taken_and_nothing_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tiny = ["--env", "plan_path", "--tasks-per-step", "8", "--num-generations", "2"]
@@ -199,6 +201,7 @@ def test_on_a_cpu_a_step_is_taken_and_nothing_written(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_on_a_cpu_a_step_of_a_run_with_workers_is_taken_in_this_process() -> None:
     words = ["--env", "plan_path", "--tasks-per-step", "2", "--num-generations", "2"]
     scale = ["--workers", "2", "--max-staleness", "1", "--tasks-per-shard", "1"]
@@ -207,6 +210,7 @@ def test_on_a_cpu_a_step_of_a_run_with_workers_is_taken_in_this_process() -> Non
     assert "measured with 2 of 2 tasks" in dry_run(config, "cpu")
 
 
+@pytest.mark.slow
 def test_the_step_whose_memory_counts_has_a_gradient_from_every_completion() -> None:
     # So cold that all replies to a prompt are equal, and no group has a signal.
     words = ["--env", "plan_path", "--tasks-per-step", "1", "--num-generations", "4"]

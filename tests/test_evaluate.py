@@ -147,6 +147,7 @@ def test_nothing_to_play_is_an_error() -> None:
         evaluate(letters_env.env(), scripted(lambda *_: "a"), tasks=[], max_new_tokens=1)
 
 
+@pytest.mark.slow
 def test_a_real_model_gives_the_same_scores_for_the_same_seed(tmp_path: Path) -> None:
     policies = load_policies(save_tiny(tmp_path), {"writer": "a", "reader": "b"}, lora_r=2)
     env = letters_env.env(split="test", max_turns=2)

@@ -84,6 +84,7 @@ def failure(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return err
 
 
+@pytest.mark.slow
 def test_one_adapter_that_peft_saved_plays_all_roles(
     words: list[str], adapter: Path, tmp_path: Path
 ) -> None:
@@ -95,6 +96,7 @@ def test_one_adapter_that_peft_saved_plays_all_roles(
     assert base["eval/writer/reward"] != adapted["eval/writer/reward"]
 
 
+@pytest.mark.slow
 def test_roles_are_given_adapters_one_by_one_and_the_base_plays_the_others(
     words: list[str], adapter: Path, tmp_path: Path
 ) -> None:
@@ -295,6 +297,7 @@ def test_a_hub_out_of_reach_is_said_in_one_line_and_soon(
         assert reason in failure([*words[:-1], "nosuch/x"], capsys)
 
 
+@pytest.mark.slow
 def test_another_sampling_engine_samples_in_an_evaluation(
     words: list[str], adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -97,6 +97,7 @@ def test_an_episode_that_grows_beyond_the_context_keeps_what_it_earned(
     assert (scores["return"], scores["success"], scores["overlong"]) == (1.0, 0.0, 1.0)
 
 
+@pytest.mark.slow
 def test_a_shorter_completion_is_advised_where_it_helps(
     models: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -37,6 +37,7 @@ def results(out: Path) -> dict[str, Any]:
 # ------------------------------------------------------------------------ several environments
 
 
+@pytest.mark.slow
 def test_several_environments_have_a_folder_each_and_one_table(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -55,6 +56,7 @@ def test_several_environments_have_a_folder_each_and_one_table(
         assert env in shown
 
 
+@pytest.mark.slow
 def test_every_environment_has_its_own_number_of_tasks(words: list[str], tmp_path: Path) -> None:
     rows = tmp_path / "rows"
     rows.write_text("one two")

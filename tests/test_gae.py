@@ -135,6 +135,7 @@ def test_episodes_have_chains_of_their_own() -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_critic_learns_and_does_not_touch_the_global_generator() -> None:
     before = torch.get_rng_state()
     critic = Critic(8, 3, learning_rate=1e-2, epochs=20)

@@ -290,6 +290,7 @@ def record(words: list[str], tmp_path: Path) -> str:  # noqa: F811
     return str(folder)
 
 
+@pytest.mark.slow
 def test_an_interrupted_evaluation_with_a_critic_ends_as_the_whole_one(
     words: list[str],  # noqa: F811
     record: str,
@@ -311,6 +312,7 @@ def test_an_interrupted_evaluation_with_a_critic_ends_as_the_whole_one(
         assert (broken / name).read_bytes() == (whole / name).read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "said"),
     [
@@ -342,6 +344,7 @@ def test_what_no_critic_can_judge_is_refused_with_the_cure(
     assert len(error.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_dry_run_counts_the_replies_that_may_be_asked_for(
     words: list[str],  # noqa: F811
     record: str,

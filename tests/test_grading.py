@@ -135,6 +135,7 @@ def test_a_box_around_balanced_text_is_found(inner):
         assert boxed(rf"}}}} {{ text \boxed{{{balanced}}} more") == balanced
 
 
+@pytest.mark.slow
 def test_boxes_are_found_in_linear_time():
     with at_most(10):
         for text in (r"\boxed{" * 140_000, "{" * 1_000_000, "}" * 1_000_000, "\\" * 1_000_000):
@@ -170,6 +171,7 @@ def test_any_text_is_read_without_exception_and_in_bounded_time(text):
         assert grade(text, text).equal == bool(text.strip())
 
 
+@pytest.mark.slow
 @given(st.lists(PIECES, min_size=1, max_size=8), st.integers(1, 300))
 @settings(max_examples=150, deadline=None)
 def test_repeated_pieces_take_bounded_time(pieces, times):

@@ -53,6 +53,7 @@ def test_a_pair_that_takes_long_is_ended_and_is_unequal(fresh, gold, answer):
     assert ask("x+1", "1+x") == Grade(True, "sympy")
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_replaced_and_asked_again(fresh):
     """An answer is not wrong because something else has ended the grader's process."""
     assert ask("x+1", "1+x")[0]
@@ -103,6 +104,7 @@ def test_many_threads_get_their_own_verdicts(fresh):
     assert verdicts == {n: bool(n % 2) for n in range(20)}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_process_has_its_own_worker(fresh):
     assert ask("x+1", "1+x")[0]
@@ -155,6 +157,7 @@ def written(rng, value):
     return rng.choice(ways)
 
 
+@pytest.mark.slow
 def test_the_exact_path_and_sympy_agree(fresh):
     rng = random.Random(5)
     verdicts = []
@@ -180,6 +183,7 @@ def test_a_list_of_slow_items_takes_no_longer_than_one(fresh):
     assert symbolic.symbolic_equal.cache_info().misses == 1
 
 
+@pytest.mark.slow
 def test_the_time_for_all_items_together_is_bounded(fresh, monkeypatch):
     monkeypatch.setattr("pettingllms.grading.answers.CPU_S", 0.1)
     items = [f"(x+y+z+1)^{{{n}}}(x-1)" for n in range(90, 122)]

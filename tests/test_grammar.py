@@ -98,6 +98,7 @@ def test_the_parts_of_held_out_compositions_are_known_from_training():
     assert held_out <= trained
 
 
+@pytest.mark.slow
 def test_thousands_of_questions_are_never_shared_between_splits():
     questions = {
         split: {coding.generate(seed, split).question for seed in range(1500)} for split in SPLITS
@@ -138,6 +139,7 @@ def test_neighbours_differ_in_exactly_one_part():
             assert sum(left is not right for left, right in pairs) == 1
 
 
+@pytest.mark.slow
 def test_tasks_and_splits_are_the_same_in_every_process():
     script = (
         "import zlib; from pettingllms.data import coding;"

@@ -39,6 +39,7 @@ def test_distances_are_those_of_relaxation(rng, size):
         assert distances[cell] == (expected[cell] if expected.get(cell, far) < far else -1)
 
 
+@pytest.mark.slow
 def test_no_layout_is_in_two_splits_however_it_is_turned():
     seen: dict[bytes, str] = {}
     for split in ("train", "val", "test"):

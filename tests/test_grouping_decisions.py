@@ -31,6 +31,7 @@ def test_prompts_that_pay_alike_have_no_variance_between_them_however_few_comple
     assert variances.share == pytest.approx(0, abs=0.02)
 
 
+@pytest.mark.slow
 def test_variance_between_prompts_is_divided_into_that_of_roles_and_the_rest():
     # Of eight prompts the population's variance is 7/8 of a draw's; two means of four differ by chance, too.
     assert parts_of(rewarded(0.4, 0, 1)) == pytest.approx((0.35, 0.05, 1), abs=0.02)

@@ -170,6 +170,7 @@ def test_scores_are_scaled_as_rewards_are() -> None:
     assert method.advantages([group_of([(1, 2), (3,)])]) == pytest.approx([0.2, -0.2])
 
 
+@pytest.mark.slow
 def test_the_weight_mixes_both_advantages(model: Path) -> None:
     runs = [groups_of(trainer_of(model, weight)) for weight in (0.0, 0.25, 1.0)]
     plain = ATGRPO(SMALL, letters_env.env(max_turns=2), trainer_of(model).policies)
@@ -213,6 +214,7 @@ def test_without_a_trainer_it_says_so() -> None:
         made("hindsight", num_generations=2).advantages([group_of([(1, 2), (3,)])])
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_uninterrupted_one(model: Path, tmp_path: Path) -> None:
     trainer, twin = trainer_of(model, 0.5), trainer_of(model, 0.5)
     resume_twin(trainer, twin, tmp_path / "run", steps=1)
@@ -388,6 +390,7 @@ def critic_in(folder: Path, model: Path) -> tuple[Path, Any]:
     return folder, critics
 
 
+@pytest.mark.slow
 def test_with_a_critic_a_reply_is_worth_what_it_says_above_the_base_model(
     model: Path, tmp_path: Path
 ) -> None:
@@ -483,6 +486,7 @@ def test_pairs_are_of_one_task_and_the_better_episode_comes_first() -> None:
     assert all(sweet.total(better) > sweet.total(worse) for better, worse in pairs)
 
 
+@pytest.mark.slow
 def test_a_trained_critic_prefers_the_better_episodes(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

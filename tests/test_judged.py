@@ -381,6 +381,7 @@ def test_what_does_not_fit_is_refused_before_a_model_is_loaded(
         plan_run(ATGRPOConfig(**{"method": "judged", **settings}))
 
 
+@pytest.mark.slow
 def test_a_judge_behind_an_api_is_a_reward(tmp_path: Path) -> None:
     with stubbed() as stub:
         stub.text = lambda body: "So it is.\nRight."

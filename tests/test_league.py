@@ -104,6 +104,7 @@ def with_versions(league: League, **rates: float) -> League:
     return league
 
 
+@pytest.mark.slow
 def test_the_opponent_is_what_the_learner_was_in_the_step_that_was_drawn(model: Path) -> None:
     trainer = trainer_of(model, opponents="uniform")
     method, policies = trainer.method, trainer.policies
@@ -152,6 +153,7 @@ def test_against_itself_both_seats_learn(model: Path) -> None:
         assert all(c.advantage is not None for g in groups for c in g.candidates)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_uninterrupted_one(model: Path, tmp_path: Path) -> None:
     trainer, twin = trainer_of(model), trainer_of(model)
     with new_folder(tmp_path / "run") as folder:
@@ -165,6 +167,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(model: Path, tmp_path: Path) -> 
     assert_same(weights(twin), weights(trainer))
 
 
+@pytest.mark.slow
 def test_a_step_that_fails_changes_neither_the_opponent_nor_what_was_kept(model: Path) -> None:
     trainer, twin = trainer_of(model), trainer_of(model)
     for one in (trainer, twin):
@@ -232,6 +235,7 @@ def test_a_game_that_ends_before_the_learner_moves_counts_for_its_seat() -> None
     assert won_by("player", even, seats) == 0.5
 
 
+@pytest.mark.slow
 def test_the_oldest_version_gives_way(model: Path) -> None:
     trainer = trainer_of(model, every=2, size=2)
     for _ in range(7):

@@ -105,6 +105,7 @@ def rows(kinds: Sequence[int], goes_on: float = 1.0) -> torch.Tensor:
     return torch.cat([alike, kind, alike, torch.full((len(kinds), 1), goes_on)], 1)
 
 
+@pytest.mark.slow
 def test_it_learns_to_pay_for_what_the_expert_does_and_stays_within_its_bounds() -> None:
     one = Discriminator(4, 0, 0.9, learning_rate=3e-2, epochs=50)
     kinds = [0] * 20 + [1] * 20
@@ -150,6 +151,7 @@ def credited(trainer: ATGRPO) -> list[tuple[Candidate, float]]:
     ]
 
 
+@pytest.mark.slow
 def test_the_environments_reward_pays_for_nothing_and_stays_in_the_record(model: Path) -> None:
     class Generous(Solved):
         def _act(self, state: tuple[str, ...], agent: str, text: str) -> Any:
@@ -174,6 +176,7 @@ def test_what_cannot_be_read_earns_the_least_that_any_reply_can(model: Path) -> 
     assert all(r >= -LIMIT for _, r in steps)
 
 
+@pytest.mark.slow
 def test_equal_replies_to_a_prompt_earn_exactly_the_same(model: Path) -> None:
     trainer = trainer_of(model)
     trajectories, _ = trainer.train_step()
@@ -251,6 +254,7 @@ def test_the_solver_plays_training_tasks_in_the_policys_tokens(model: Path) -> N
 # What it learned, from step to step.
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_byte(model: Path, tmp_path: Path) -> None:
     trainer, twin = trainer_of(model), trainer_of(model)
     resume_twin(trainer, twin, tmp_path / "run", steps=1)

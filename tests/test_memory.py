@@ -161,6 +161,7 @@ def rolled_out(sampler: Any, room: int, tasks: int = 4) -> Any:
         return engine.run([Task(f"chat:{seed}", seed) for seed in range(tasks)])
 
 
+@pytest.mark.slow
 def test_no_more_is_remembered_than_there_is_room_for(folder: Path) -> None:
     policies = load_policies(folder, {"writer": "a"}, lora_r=4)
     bounds = {room: Watched(policies) for room in (0, 150, 10_000)}

@@ -195,6 +195,7 @@ def a_lab(*words: str) -> paper.Lab:
     return paper.Lab(*paper.parse(["methods", *words]))
 
 
+@pytest.mark.slow
 def test_publishing_one_environment_keeps_what_is_published_of_the_others(tmp_path, monkeypatch):
     monkeypatch.setattr(paper, "HERE", tmp_path)
     (tmp_path / "results").mkdir()
@@ -209,6 +210,7 @@ def test_publishing_one_environment_keeps_what_is_published_of_the_others(tmp_pa
     assert sorted(result["runs"], key=json.dumps) == sorted(kept, key=json.dumps)
 
 
+@pytest.mark.slow
 def test_publishing_some_arms_keeps_what_is_published_of_the_others(tmp_path, monkeypatch):
     monkeypatch.setattr(paper, "HERE", tmp_path)
     (tmp_path / "results").mkdir()

@@ -89,6 +89,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 # ------------------------------------------------------------------------------------ training
 
 
+@pytest.mark.slow
 def test_a_frozen_partner_plays_and_nothing_of_it_is_trained_or_kept(stub, model, tmp_path):
     run = train(settings(stub, model, tmp_path / "run")).folder
     assert [path.name for path in (run / "adapters").iterdir()] == ["mine"]
@@ -126,6 +127,7 @@ def test_a_run_that_its_endpoint_stopped_ends_as_one_that_went_through_and_pays_
     assert texts == {row["key"]: row["text"] for row in rows(whole / "samples.jsonl")}
 
 
+@pytest.mark.slow
 def test_a_budget_stops_a_run_and_a_larger_one_in_its_config_goes_on(stub, model, tmp_path):
     with pytest.raises(SamplerUnavailable, match=r"budget of 120 tokens"):
         train(settings(stub, model, tmp_path / "run", api_max_tokens=120))
@@ -145,6 +147,7 @@ def test_every_kind_of_estimator_takes_a_partner(stub, model, tmp_path, method):
 # ---------------------------------------------------------------------------------- evaluation
 
 
+@pytest.mark.slow
 def test_a_baseline_behind_an_api_loads_no_model(stub, tmp_path, monkeypatch):
     monkeypatch.setattr(loading, "load_base", None)
     result = evaluated(stub, "api:big/model:8b", tmp_path / "out")

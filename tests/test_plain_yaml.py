@@ -35,7 +35,7 @@ REFUSED = {
     "object": "!!python/object:os.system {}",
     "cycle": "&a [*a]",
     "alias": "[&a 1, *a]",
-    "depth": "[" * 5000,
+    "depth": "[" * 2000,
     "escape beyond unicode": r'"\UFFFFFFFF"',
     "key": "{[a]: 1}",
 }

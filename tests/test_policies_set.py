@@ -310,6 +310,7 @@ def test_an_adapter_of_another_base_is_refused_with_both_names(model_dir, tmp_pa
     assert str(model_dir) in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_moved_base_is_still_the_same_base(model_dir, tmp_path):
     some_policies(save_tiny(tmp_path / "moved")).save("a", tmp_path / "a")
     some_policies(model_dir).load("a", tmp_path / "a")

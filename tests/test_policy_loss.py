@@ -154,6 +154,7 @@ def assert_same(left, right):
     assert left[2] == pytest.approx(right[2], rel=1e-5, abs=1e-6)
 
 
+@pytest.mark.slow
 @given(options, st.integers(1, 5), st.integers(1, 5))
 def test_a_count_weighs_as_much_as_listing_the_reply_so_often(options, good, bad):
     config = a_config(**options)
@@ -162,6 +163,7 @@ def test_a_count_weighs_as_much_as_listing_the_reply_so_often(options, good, bad
     assert_same(loss_of(config, counted), loss_of(config, [REPLIES[i] for i in origin], origin))
 
 
+@pytest.mark.slow
 @given(options, st.lists(st.integers(0, 1), max_size=6), st.integers(1, 12))
 def test_micro_batches_add_up_to_the_whole(options, more, limit):
     config, origin = a_config(**options), [0, 1, *more]

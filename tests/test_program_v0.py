@@ -122,6 +122,7 @@ def test_a_program_is_found_by_its_path(tmp_path: Path) -> None:
         load_env("program:tests.listening_program:ROLES")
 
 
+@pytest.mark.slow
 def test_programs_keep_the_contract_of_environments() -> None:
     check_env("tests.listening_program:relay_env", episodes=1)
 
@@ -325,6 +326,7 @@ def equal(task: int, base_url: str) -> float:
     return float(asked(base_url, "reader", user(",".join(asyncio.run(main()))))["content"])
 
 
+@pytest.mark.slow
 def test_equal_calls_at_the_same_time_are_replayed_as_they_were_answered() -> None:
     for seed in range(12):
         env = started(equal, seed=seed)
@@ -591,6 +593,7 @@ def test_a_proxy_of_the_network_is_not_asked_for_replies(monkeypatch: pytest.Mon
     assert os.environ["no_proxy"] == "127.0.0.1,intra.net"
 
 
+@pytest.mark.slow
 def test_runs_that_are_forgotten_leave_no_thread() -> None:
     before = {*threading.enumerate()}
     for _ in range(3):

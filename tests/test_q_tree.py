@@ -100,6 +100,7 @@ def test_a_prompt_with_one_candidate_is_refused() -> None:
         made("q_tree").advantages([decision(1.0)])
 
 
+@pytest.mark.slow
 def test_agents_that_are_paid_at_the_end_learn_from_the_second_step_on(tmp_path: Path) -> None:
     config = dataclasses.replace(CONFIG, env="relay", tasks_per_step=8, num_generations=8)
     policies = load_policies(save_tiny(tmp_path), {role: role for role in ROLES}, lora_r=4)

@@ -188,6 +188,7 @@ def test_commands_record_peers_and_train_a_leader_on_them(
     assert "exists; name a new file" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_members_that_saw_each_other_cannot_be_recorded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

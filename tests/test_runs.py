@@ -183,6 +183,7 @@ def test_latest_leads_to_the_newest_run(tmp_path: Path) -> None:
     assert (tmp_path / "latest").resolve() == (tmp_path / "two").resolve()
 
 
+@pytest.mark.slow
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

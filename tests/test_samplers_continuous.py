@@ -140,6 +140,7 @@ def test_rows_that_are_removed_change_nothing_for_those_that_stay(plan):
 _PLAIN = tiny_model(3)
 
 
+@pytest.mark.slow
 def test_the_cache_does_not_grow_with_the_life_of_the_batch():
     batch = ContinuousBatch(lambda: _PLAIN, (), 0)
     for number in range(200):

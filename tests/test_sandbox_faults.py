@@ -233,6 +233,7 @@ def test_a_forked_process_gets_workers_of_its_own():
         assert sandbox._pool._all == before
 
 
+@pytest.mark.slow
 def test_a_sandbox_that_is_forgotten_ends_its_workers():
     sandbox = EmbeddedSandbox(1)
     sandbox.run(["1"], [Case()])

@@ -47,6 +47,7 @@ values = st.recursive(
 headers = st.dictionaries(st.text(max_size=8), values, max_size=5)
 
 
+@pytest.mark.slow
 @given(headers, st.lists(st.binary(max_size=200), max_size=3))
 def test_a_frame_comes_back_as_it_was_sent(header: dict[str, object], payload: list[bytes]):
     with stream_of(frames.encode(header, payload)) as stream:

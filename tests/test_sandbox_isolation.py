@@ -120,6 +120,7 @@ def test_a_run_says_and_writes_which_layers_hold(tmp_path: Path):
     assert "isolation of model-written programs: namespaces+landlock+seccomp" in display.lines
 
 
+@pytest.mark.slow
 def test_a_run_on_a_weaker_machine_says_so_or_is_refused_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -116,6 +116,7 @@ def a_result() -> dict[str, Any]:
     return {**named, "base": team, "start": team, "runs": runs}
 
 
+@pytest.mark.slow
 def test_the_report_has_a_row_for_each_arm_and_a_verdict_that_follows_from_the_runs(tmp_path):
     result = json.loads(json.dumps(a_result()))
     header, rows = search_report.table(result)

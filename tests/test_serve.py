@@ -93,6 +93,7 @@ def test_a_role_answers_as_its_own_policy_does(client, policies, role):
     assert answer.usage.prompt_tokens == len(expected[0].prompt_ids)
 
 
+@pytest.mark.slow
 def test_temperature_zero_takes_the_likeliest_tokens(client):
     answer = client.chat.completions.create(
         model="writer", messages=said("hello"), temperature=0, n=3

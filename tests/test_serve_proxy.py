@@ -63,6 +63,7 @@ def said(text):
 SETTINGS = {"model": "coder", "messages": said("Print the sum."), "seed": 4, "max_tokens": 30}
 
 
+@pytest.mark.slow
 def test_a_role_is_asked_as_in_training_and_answers_as_it_came(client, inner):
     answer = client.chat.completions.create(**SETTINGS)
     ids = inner.policies.prompt_ids("coder", "coder\nPrint the sum.")

@@ -48,6 +48,7 @@ def said(text):
 # ------------------------------------------------------------------------------- roles
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["coder", "tester"])
 def test_a_plain_question_is_answered_in_the_prompt_of_training(client, coders, role):
     env = make("coding", prompt="compact")
@@ -65,6 +66,7 @@ def test_a_plain_question_is_answered_in_the_prompt_of_training(client, coders, 
     assert card.role_prompt.replace("{question}", question) == text
 
 
+@pytest.mark.slow
 def test_a_coder_writes_a_program_and_a_tester_tests(client):
     for role, block in (("coder", "```python"), ("tester", "```input")):
         answer = client.chat.completions.create(model=role, messages=said(QUESTION), temperature=0)
@@ -169,6 +171,7 @@ def wanted(question="What is 3 + 4?", tokens=120):
     return TeamRequest(question, SamplingParams(tokens, greedy=True), seed=1)
 
 
+@pytest.mark.slow
 def test_a_math_team_answers_in_a_box():
     policies = load_policies(EMBEDDED, {"tool": "tool", "reasoner": "reasoner"})
     server = RoleServer(policies, 120, make("math", prompt="compact", max_turns=2))

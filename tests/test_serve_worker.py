@@ -79,6 +79,7 @@ def test_requests_share_their_steps(worker, engine):
     assert engine.uses <= 33
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_waits_and_is_sampled_like_the_rest(worker, engine):
     engine.go.put(None)
     wide, heard = a_job(n=30, tokens=48)  # six rows fill the cache
@@ -92,6 +93,7 @@ def test_what_does_not_fit_waits_and_is_sampled_like_the_rest(worker, engine):
     assert len(set(texts)) == 30
 
 
+@pytest.mark.slow
 def test_a_request_with_many_completions_holds_up_nobody(worker, engine):
     wide, heard_wide = a_job(n=19, tokens=48)
     worker.submit(wide)

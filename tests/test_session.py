@@ -137,6 +137,7 @@ def test_what_was_shown_is_kept_and_a_run_prints_one_line(whole: Summary) -> Non
     assert repr(whole.after[1]).startswith("Evaluation(3 tasks, greedy, success ")
 
 
+@pytest.mark.slow
 def test_a_run_without_evaluations_says_when_there_is_nothing_to_learn_from(
     model: Path, tmp_path: Path
 ) -> None:
@@ -164,6 +165,7 @@ def test_no_group_at_all_counts_as_nothing_to_learn_from() -> None:
     assert PolicyBatch((), 0, 0, groups=4, silent=1).metrics["frac_reward_zero_std"] == 0.25
 
 
+@pytest.mark.slow
 def test_a_validation_says_how_much_more_first_replies_earned_in_training(whole: Summary) -> None:
     rows = timeless(whole.folder)
     first, *later = [row for row in rows if row.get("when") == "validation"]
@@ -178,6 +180,7 @@ def test_a_validation_says_how_much_more_first_replies_earned_in_training(whole:
             assert row[f"gap/{role}"] == pytest.approx(sum(earned) / len(earned) - held_out)
 
 
+@pytest.mark.slow
 def test_a_run_reads_its_data_set_once_a_split(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -351,6 +354,7 @@ def whole_lines(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
+@pytest.mark.slow
 def test_resuming_a_finished_run_changes_nothing(whole: Summary) -> None:
     before = timeless(whole.folder)
     again = train(resume=whole.folder)
@@ -386,6 +390,7 @@ def test_a_failing_step_leaves_the_state_before_it(
         assert filecmp.cmp(tmp_path / "good" / path, tmp_path / "fine" / path, shallow=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("updates", "says"),
     [(0, "no step has been saved yet"), (2, r"last checkpoint is in .*step-000001$")],

@@ -231,6 +231,7 @@ def test_a_run_is_evaluated_and_swapped_from_its_folder_alone(
     assert again.episodes["adapters"] == result.episodes["adapters"]
 
 
+@pytest.mark.slow
 def test_a_dry_run_counts_every_base_and_what_its_policies_train(models: dict[str, Path]) -> None:
     text = dry_run(settings(models))
     sizes = {name: f"{model}: {name}" for name, model in models.items() if name != "judge"}
@@ -262,6 +263,7 @@ def test_the_trainer_takes_a_loaded_team_and_settings_that_name_its_models(
     assert all(torch.equal(tensor, loaded[key]) for key, tensor in policies.state("reader").items())
 
 
+@pytest.mark.slow
 def test_a_served_role_is_asked_in_the_tokens_of_its_own_model(
     run: Path, models: dict[str, Path]
 ) -> None:
@@ -344,6 +346,7 @@ def test_a_policy_with_a_model_of_its_own_has_what_follows_from_it(models: dict[
     assert resolve(planned.config) == planned.config
 
 
+@pytest.mark.slow
 def test_a_partner_of_another_model_plays_and_stays_as_it_is(
     models: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -404,6 +407,7 @@ def test_what_a_team_of_several_bases_cannot_have_is_refused(
         plan_run(settings(models, **changes))
 
 
+@pytest.mark.slow
 def test_every_base_model_has_a_critic_of_its_own(models: dict[str, Path]) -> None:
     overrides = {
         "reader": {"model": str(models["reader"])},

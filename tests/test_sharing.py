@@ -97,6 +97,7 @@ def command(hub: Hub, home: Path, *words: str, token: str | None = TOKEN) -> Any
 # ------------------------------------------------------------------------------------ a folder
 
 
+@pytest.mark.slow
 def test_a_folder_has_the_adapters_and_a_card_of_what_was_measured(run, tmp_path):
     where = share(run, str(tmp_path / "mine"))
     assert where == str(tmp_path / "mine")
@@ -143,6 +144,7 @@ def test_what_was_shared_evaluates_as_the_run_itself(run, model, tmp_path):
     assert theirs.teams == ours.teams
 
 
+@pytest.mark.slow
 def test_a_shared_team_is_evaluated_and_served_as_it_is(run, model, tmp_path, monkeypatch):
     share(run, str(tmp_path / "mine"))
     team = json.loads((tmp_path / "mine" / "team.json").read_text())
@@ -200,6 +202,7 @@ def test_data_of_another_person_names_no_path_and_no_code(tmp_path):
             team_of(tmp_path, None)
 
 
+@pytest.mark.slow
 def test_the_program_of_each_role_on_a_card_works(run, model, tmp_path, monkeypatch, capsys):
     share(run, str(tmp_path / "mine"))
     monkeypatch.chdir(tmp_path)
@@ -224,6 +227,7 @@ def test_peft_alone_loads_what_was_shared(run, model, tmp_path):
     assert any(tensor.any() for tensor in saved.values())
 
 
+@pytest.mark.slow
 def test_a_folder_is_shared_to_again_but_no_other_files_are_lost(run, tmp_path):
     share(run, str(tmp_path / "mine"))
     share(run, str(tmp_path / "mine"))

@@ -42,6 +42,7 @@ def test_no_story_is_in_two_splits_in_whatever_order_its_steps_are(options):
         assert not by_split[one] & by_split[other]
 
 
+@pytest.mark.slow
 def test_no_held_out_computation_can_have_been_a_demonstration_of_the_base_model():
     for split in ("val", "test"):
         for seed in range(1000):

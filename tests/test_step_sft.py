@@ -274,6 +274,7 @@ def exported(tmp_path: Path) -> Path:
     return tmp_path / "out" / "guide.jsonl"
 
 
+@pytest.mark.slow
 def test_trls_sft_trainer_trains_on_the_file_whatever_models_wrote(
     tmp_path: Path, exported: Path
 ) -> None:

@@ -79,6 +79,7 @@ def test_the_teacher_follows_a_wrong_reply_once_and_its_words_are_in_later_promp
     assert settings["teams"] == {"corrected": {"teacher": "api:old"}}
 
 
+@pytest.mark.slow
 def test_a_local_student_is_corrected_and_the_correction_is_exported(
     stub: Stub, tmp_path: Path
 ) -> None:

@@ -60,6 +60,7 @@ def board_after(demo):
     return before, env.infos["planner_0"]
 
 
+@pytest.mark.slow
 def test_prompts_are_those_of_the_environment(good, bad):
     for demo in [*good, *bad]:
         role, _, _, proposal = parts(demo.prompt)

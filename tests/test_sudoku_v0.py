@@ -513,6 +513,7 @@ def test_puzzles_of_reasoning_gym_are_played_and_solved(name):
 # The contracts.
 
 
+@pytest.mark.slow
 def test_a_seed_decides_the_episode_in_every_process():
     code = (
         "from pettingllms.envs import sudoku_v0\n"

@@ -236,6 +236,7 @@ def test_a_wrong_argument_is_one_clear_error(call: str) -> None:
         pl.ATGRPOTrainer(**inputs())
 
 
+@pytest.mark.slow
 def test_a_model_without_a_name_needs_its_tokenizer(folder: Path, tmp_path: Path) -> None:
     trainer = pl.ATGRPOTrainer(tiny_model(), LETTERS, settings(tmp_path / "run"))
     with pytest.raises(ConfigError, match="give it as processing_class"):
@@ -266,6 +267,7 @@ def test_a_method_sets_the_same_as_in_settings_and_explicit_ones_go_over_it(meth
     assert pl.ATGRPOTrainer(args=explicit, method="gspo").args.loss_type == "dapo"
 
 
+@pytest.mark.slow
 def test_a_callback_of_transformers_is_told_what_happens_and_ends_training(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -292,6 +294,7 @@ def test_a_callback_of_transformers_is_told_what_happens_and_ends_training(
     ]
 
 
+@pytest.mark.slow
 def test_a_resumed_trainer_ends_where_an_uninterrupted_one_does(
     folder: Path, tmp_path: Path
 ) -> None:

@@ -55,6 +55,7 @@ def faults(report):
     return [line for line in report.splitlines() if "✗" in line]
 
 
+@pytest.mark.slow
 def test_a_sound_step_passes_every_check_and_is_not_changed_by_them(model_dir):
     plain, checked = a_trainer(model_dir), a_trainer(model_dir)
     report = verified(checked)
@@ -123,6 +124,7 @@ def test_candidates_of_another_prompt_are_found(model_dir):
     )
 
 
+@pytest.mark.slow
 def test_an_end_of_turn_token_outside_the_loss_is_found(model_dir, monkeypatch):
     trainer = a_trainer(model_dir, max_completion_length=24)
     cut = trainer.policies.microbatches
@@ -147,6 +149,7 @@ def test_an_update_away_from_rewarded_completions_is_found(model_dir, monkeypatc
     assert all("did not rise" in message for message in messages)
 
 
+@pytest.mark.slow
 def test_a_policy_without_signal_is_reported_and_others_wait_for_a_rate_above_zero(model_dir):
     trainer = a_trainer(model_dir, env=GradedEnv(silent="reader_0"), warmup_steps=1)
     verifier, reports = Verifier(trainer), []
