@@ -434,7 +434,7 @@ def _columns(path: Path, ending: str) -> Iterator[tuple[int, dict[str, Any]]]:
         ) from error
     # The name may have signs of a pattern, which the library would look for.
     name = glob.escape(str(path.absolute()))
-    # Where not told, the library reads as many rows at once as the first group has, which may be none.
+    # By default the library reads as many rows at once as the first group has, which may be none.
     options = {"batch_size": 1000} if ending == ".parquet" else {}
     # The library keeps a lock there, and its own folder may not be writable.
     with tempfile.TemporaryDirectory() as cache:
