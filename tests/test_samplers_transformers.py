@@ -199,6 +199,32 @@ def test_the_ends_of_the_unit_interval_never_pick_an_impossible_token(drawn):
     assert math.isfinite(logprob.item())
 
 
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from([1, 5, 255, 256, 257, 3000]),
+    st.sampled_from([0.01, 1.0, 30.0]),
+)
+def test_a_token_is_drawn_where_the_sum_of_probabilities_passes_the_number(seed, size, scale):
+    logits = scale * torch.randn(4, size, generator=seeded(seed))
+    logits[:, 1::3] = -math.inf
+    number = torch.rand(12, generator=seeded(seed), dtype=torch.float64)
+    rows = torch.randint(4, (12,), generator=seeded(seed))
+    logprobs = distribution(logits, SamplingParams(1))
+    token, logprob = draw(logprobs, number, rows)
+    odds = logits.double().softmax(-1)[rows]
+    end = odds.cumsum(-1).gather(1, token[:, None])[:, 0]
+    start = end - odds.gather(1, token[:, None])[:, 0]
+    assert bool((start - 1e-6 <= number).all())
+    assert bool((number <= end + 1e-6).all())
+    assert bool((logprob > -math.inf).all())
+
+
+def test_logits_that_are_no_numbers_still_give_tokens():
+    logprobs = distribution(torch.full((2, 600), math.nan), SamplingParams(1))
+    token, _ = draw(logprobs, torch.tensor([0.0, 0.7], dtype=torch.float64))
+    assert token.max() < 600
+
+
 @pytest.mark.parametrize("shared", [True, False])
 def test_a_beginning_that_candidates_have_in_common_is_computed_once(shared, monkeypatch):
     model = a_model(shared)

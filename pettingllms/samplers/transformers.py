@@ -53,6 +53,8 @@ Prompts = Sequence[tuple[int, ...]]
 """Token ids of each prompt."""
 # Room for so many new tokens before a buffer has to be copied for the first time.
 _SPARE = 32
+_BLOCK = 256
+"""Tokens whose probabilities are added at once, before a block of them is searched."""
 
 
 class _Cache:
@@ -543,9 +545,7 @@ def distribution(logits_RV: torch.Tensor, params: SamplingParams) -> torch.Tenso
     """Log-probabilities `_RV` of what tokens are drawn from: with temperature and truncation."""
     # A softmax in 16 bits rounds away the tail of the distribution, and digits of the
     # log-probabilities that the update compares with its own.
-    logits_RV = logits_RV.float()
-    if params.temperature != 1.0:
-        logits_RV = logits_RV / params.temperature
+    logits_RV = logits_RV.to(torch.float32, copy=True).div_(params.temperature)
     if params.top_p < 1.0 and not params.greedy:
         logits_RV = _truncate(logits_RV, params.top_p)
     return torch.log_softmax(logits_RV, -1)
@@ -566,17 +566,38 @@ def draw(
         token_C = logprobs_RV.argmax(-1)
         token_C = token_C if row_C is None else token_C[row_C]
     else:
-        # In the precision of the drawn number: a running sum in float32 would lose the tail of a
-        # large vocabulary.
-        cumulative_CV = logprobs_RV.exp().cumsum(-1, dtype=uniform_C.dtype)
-        cumulative_CV = cumulative_CV if row_C is None else cumulative_CV[row_C]
-        # The sum of all probabilities is 1 up to rounding only, and the number must fall below it.
-        target_C1 = uniform_C[:, None] * cumulative_CV[:, -1:]
-        token_C = torch.searchsorted(cumulative_CV, target_C1, right=True)[:, 0]
-        token_C.clamp_(max=logprobs_RV.shape[-1] - 1)
+        token_C = _where_sum_exceeds(uniform_C, logprobs_RV.exp(), row_C)
     if row_C is None:
         return token_C, logprobs_RV.gather(-1, token_C[:, None])[:, 0]
     return token_C, logprobs_RV[row_C, token_C]
+
+
+def _where_sum_exceeds(
+    uniform_C: torch.Tensor, odds_RV: torch.Tensor, row_C: torch.Tensor | None
+) -> torch.Tensor:
+    """The first token `_C` at which the running sum of probabilities exceeds a number's share of their total.
+
+    The sum runs over blocks of tokens (`_B` blocks of `_X` tokens), then within one: running over a vocabulary of
+    49k takes as long as SmolLM2's layers.
+    """
+    padded_RV = nn.functional.pad(odds_RV, (0, -odds_RV.shape[1] % _BLOCK))
+    odds_RBX = padded_RV.view(len(odds_RV), -1, _BLOCK)
+    # In the precision of the drawn number: a running sum in float32 would lose the tail of a large vocabulary.
+    ends_RB = odds_RBX.sum(-1).cumsum(-1, dtype=uniform_C.dtype)
+    row_C = torch.arange(len(odds_RV), device=odds_RV.device) if row_C is None else row_C
+    block_C, inside_C = _place(ends_RB[row_C], uniform_C)
+    place_C, _ = _place(odds_RBX[row_C, block_C].cumsum(-1, dtype=uniform_C.dtype), inside_C)
+    # Behind the last token is padding, which only NaN finds.
+    return (block_C * _BLOCK + place_C).clamp_(max=odds_RV.shape[1] - 1)
+
+
+def _place(sums_CX: torch.Tensor, share_C: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first place `_C` whose running sum exceeds a share of the last sum, and the share `_C` within that place."""
+    target_C1 = share_C[:, None] * sums_CX[:, -1:]
+    # Without a bound, NaN would stand behind all places.
+    place_C1 = torch.searchsorted(sums_CX, target_C1, right=True).clamp_(max=sums_CX.shape[1] - 1)
+    start_C1, end_C1 = (nn.functional.pad(sums_CX, (1, 0)).gather(1, place_C1 + i) for i in (0, 1))
+    return place_C1[:, 0], ((target_C1 - start_C1) / (end_C1 - start_C1))[:, 0]
 
 
 def branch(
