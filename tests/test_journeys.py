@@ -83,8 +83,8 @@ def test_a_completion_passes_at_most_10_files_on_its_way_to_its_reward(
 
 def test_a_setting_passes_at_most_23_files_from_the_command_line_to_a_plan() -> None:
     pytest.importorskip("torch")
+    from pettingllms.assembly import plan_run
     from pettingllms.cli.train import parse
-    from pettingllms.session import plan_run
 
     def journey() -> None:
         config = parse(["--env", "coding", "--alpha", "0.5"]).config
@@ -118,8 +118,7 @@ def test_a_row_passes_at_most_15_files_on_its_way_to_prompt_tokens(
 @pytest.mark.slow
 def test_a_training_step_runs_in_at_most_28_files() -> None:
     pytest.importorskip("torch")
-    from pettingllms.assembly import build_policies
-    from pettingllms.session import plan_run
+    from pettingllms.assembly import build_policies, plan_run
     from pettingllms.trainers.at_grpo import ATGRPO
     from pettingllms.trainers.config import ATGRPOConfig
 

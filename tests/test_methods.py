@@ -12,12 +12,12 @@ import pytest
 import torch
 
 import pettingllms as pl
+from pettingllms.assembly import plan_run
 from pettingllms.errors import UnknownNameError
 from pettingllms.rollout import shapes
 from pettingllms.rollout.trajectory import Trajectory, outcome_is_late
 from pettingllms.runs import config_text, read_config
 from pettingllms.runs.folder import upgraded
-from pettingllms.session import plan_run
 from pettingllms.trainers import fitting, losses, method_names
 from pettingllms.trainers.callbacks import Silent
 from pettingllms.trainers.config import ATGRPOConfig, resolve

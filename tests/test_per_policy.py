@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import pettingllms as pl
+from pettingllms.assembly import plan_run
 from pettingllms.errors import ConfigError
-from pettingllms.session import plan_run
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.per_policy import OWN, own_settings
 
