@@ -25,7 +25,7 @@ from pettingllms.envs.base import TextEnv, next_agent
 from pettingllms.envs.check import check_env
 from pettingllms.envs.records import Outcome, Record, Snapshot
 from pettingllms.envs.spaces import FreeText
-from pettingllms.types import role_of
+from pettingllms.roles import role_of
 
 __all__ = [
     "ENVIRONMENTS",

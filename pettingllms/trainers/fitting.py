@@ -32,7 +32,7 @@ from typing import Any
 from pettingllms.envs.base import TextEnv
 from pettingllms.envs.several import longest, parts_of
 from pettingllms.errors import ConfigError
-from pettingllms.policies.roles import own_names, trained_policies
+from pettingllms.roles import own_names, trained_policies
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.rollout.shapes import SHAPES
 from pettingllms.trainers.config import ResolvedConfig

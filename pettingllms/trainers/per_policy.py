@@ -15,8 +15,8 @@ from typing import Any
 
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.models import model_path
-from pettingllms.policies.roles import trained_policies
 from pettingllms.registry import names_in
+from pettingllms.roles import trained_policies
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig
 from pettingllms.trainers.presets import DECIDING, FOLLOWING
 
