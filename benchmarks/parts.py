@@ -58,7 +58,7 @@ from pettingllms.roles import BASE
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.runs import versions
 from pettingllms.samplers.base import Sampler
-from pettingllms.trainers import presets
+from pettingllms.trainers import resolved
 from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.types import Completion, Request
 
@@ -138,7 +138,7 @@ def settings(name: str) -> dict[str, Any]:
     Given to every run, so that a base elsewhere is trained in the same way.
     """
     story = STORIES[name]
-    return {**presets.EMBEDDED, **creator_of(story.env).embedded_parts_training, **story.own}
+    return {**resolved.EMBEDDED, **creator_of(story.env).embedded_parts_training, **story.own}
 
 
 class Shuffled:

@@ -61,10 +61,14 @@ from pettingllms.sandbox.isolation import held_by
 from pettingllms.trainers.advice import check_advise
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
 from pettingllms.trainers.difficulty import SizedEnvs, sizes_of
-from pettingllms.trainers.fitting import check_method
-from pettingllms.trainers.method import Method
-from pettingllms.trainers.per_policy import OF_THE_BASE, base_model, by_base, own_settings
-from pettingllms.trainers.presets import embedded_arguments
+from pettingllms.trainers.method import Method, check_method
+from pettingllms.trainers.resolved import (
+    OF_THE_BASE,
+    base_model,
+    by_base,
+    embedded_arguments,
+    own_settings,
+)
 from pettingllms.trainers.trackers import tracker_names
 
 _OWN_FILE = re.compile(r"((?:judged:)?(?:program:)?)(.*\.py)(:[^:]*)?")

@@ -7,7 +7,7 @@ what it all came to. What it promises beyond PettingZoo is what `check_env` chec
 exact copies among it.
 
 The outcome is late: `metadata["outcome"]` says so, and estimators that compare what candidates earn at
-once are refused (`pettingllms.trainers.fitting`).
+once are refused (`pettingllms.trainers.method`).
 """
 
 from __future__ import annotations
