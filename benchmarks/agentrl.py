@@ -25,8 +25,7 @@ from benchmarks.cells import Cell, options_of, run_missing
 from benchmarks.claims.cells import FIXED, READINGS, trained
 from benchmarks.evidence import Table, estimate, gain_over_seeds, shown, solved_digits
 from pettingllms.envs import make
-from pettingllms.envs.aec import creator_of
-from pettingllms.envs.several import Weighted, text_of
+from pettingllms.envs.aec import Weighted, creator_of, text_of
 from pettingllms.evaluation import roles_of
 from pettingllms.evaluation.chunks import Sampling, chunks
 from pettingllms.evaluation.report import as_text

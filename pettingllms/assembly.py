@@ -22,23 +22,20 @@ from pettingllms.data.hub import divided
 from pettingllms.data.rows import as_path
 from pettingllms.envs.aec import (
     BRIDGES,
+    Several,
+    Weighted,
     clone_env,
     creator_of,
+    entries_of,
     made_by,
     made_with,
     seats_of,
     takes_anything,
+    text_of,
 )
 from pettingllms.envs.base import TextEnv
 from pettingllms.envs.reward_funcs import RewardFunction, reward_functions
-from pettingllms.envs.several import (
-    Several,
-    SeveralEnvs,
-    Weighted,
-    entries_of,
-    own_arguments,
-    text_of,
-)
+from pettingllms.envs.several import SeveralEnvs, own_arguments
 from pettingllms.errors import ConfigError, SandboxUnavailable
 from pettingllms.models import SHIPPED, shipped
 from pettingllms.policies.base_model import ModelSpec

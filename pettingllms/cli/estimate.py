@@ -22,9 +22,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from pettingllms.assembly import TrainPlan, build_policies, make_env, plan_run
-from pettingllms.envs.aec import AnyEnv, observe_text
+from pettingllms.envs.aec import AnyEnv, longest, observe_text, parts_of
 from pettingllms.envs.base import next_agent
-from pettingllms.envs.several import longest, parts_of
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.evaluation import evaluate, held_out
 from pettingllms.evaluation.ablation import role_teams

@@ -296,7 +296,7 @@ def dry_run(options: EvalConfig) -> str:
     import yaml
 
     from pettingllms.cli.estimate import shape_of
-    from pettingllms.envs.several import longest
+    from pettingllms.envs.aec import longest
     from pettingllms.evaluation.run import plan_of
     from pettingllms.roles import is_partner, own_names
     from pettingllms.trainers.resolved import by_base

@@ -24,8 +24,8 @@ from pettingllms.assembly import (
     partners_of,
 )
 from pettingllms.data.rows import data_digests, digest
-from pettingllms.envs.aec import roles_of, seats_of
-from pettingllms.envs.several import entries_of, own_arguments, parts_of
+from pettingllms.envs.aec import entries_of, parts_of, roles_of, seats_of
+from pettingllms.envs.several import own_arguments
 from pettingllms.errors import ConfigError, RunFolderError
 from pettingllms.evaluation import report
 from pettingllms.evaluation.chunks import EPISODES_AT_ONCE, Sampling

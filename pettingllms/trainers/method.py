@@ -45,8 +45,8 @@ from dataclasses import replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from pettingllms.envs.aec import longest, parts_of
 from pettingllms.envs.base import TextEnv
-from pettingllms.envs.several import longest, parts_of
 from pettingllms.errors import ConfigError, GroupError, NonFiniteError, did_you_mean
 from pettingllms.roles import own_names, trained_policies
 from pettingllms.rollout.shapes import SHAPES, RolloutShape

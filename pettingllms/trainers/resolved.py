@@ -13,8 +13,7 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pettingllms.envs.aec import creator_of
-from pettingllms.envs.several import parts_of
+from pettingllms.envs.aec import creator_of, parts_of
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.models import DEFAULT, SMOLLM2, declared_in, model_path, shipped
 from pettingllms.models.gguf import fast_bfloat16

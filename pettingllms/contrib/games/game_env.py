@@ -23,8 +23,7 @@ import numpy as np
 from gymnasium.spaces import Dict, Discrete
 
 from pettingllms.envs import arguments
-from pettingllms.envs.base import AgentEnv, stream_seed
-from pettingllms.envs.spaces import FreeText
+from pettingllms.envs.base import AgentEnv, FreeText, stream_seed
 from pettingllms.envs.thinking import UNCLOSED, without_thought
 from pettingllms.errors import ConfigError
 
