@@ -34,9 +34,9 @@ from pettingllms.models import PARTS
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.roles import parse_policies
-from pettingllms.trainers import resolved
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig
+from pettingllms.trainers.settings import EMBEDDED as PRESET
 from pettingllms.types import Task
 
 RESULTS = Path(__file__).parent / "results" / "agentrl.json"
@@ -57,7 +57,7 @@ TUNING, SEEDS = 40, (41, 42, 43)
 TOKENS, UPDATES = 90_000, 10
 VALIDATION_TASKS, TEST_TASKS = 100, 200
 SETTINGS: Mapping[str, Any] = {
-    **resolved.EMBEDDED,
+    **PRESET,
     **FIXED,
     "env": text_of({name: Weighted(name, 1.0) for name in ARGUMENTS}),
     "policies": "shared",

@@ -59,7 +59,7 @@ from pettingllms.trainers.advice import check_advise
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
 from pettingllms.trainers.difficulty import SizedEnvs, sizes_of
 from pettingllms.trainers.method import Method, check_method
-from pettingllms.trainers.resolved import (
+from pettingllms.trainers.settings import (
     OF_THE_BASE,
     base_model,
     by_base,

@@ -69,7 +69,7 @@ from pettingllms.trainers.at_grpo import ATGRPO, last_step
 from pettingllms.trainers.callbacks import Callback, Display, Lines, called
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig
 from pettingllms.trainers.metrics import gaps
-from pettingllms.trainers.resolved import any_full
+from pettingllms.trainers.settings import any_full
 from pettingllms.trainers.trackers import numbers_only, open_trackers, tracker_names
 from pettingllms.trainers.transformers_callbacks import as_callbacks
 from pettingllms.trainers.verify import Verifier

@@ -26,7 +26,7 @@ from pettingllms.session import Summary, cluster_of, folder_of, run_plan
 from pettingllms.trainers.callbacks import Callback, Display
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig
 from pettingllms.trainers.method import Method, load_method, path_of
-from pettingllms.trainers.resolved import base_model, own_settings
+from pettingllms.trainers.settings import base_model, own_settings
 from pettingllms.trainers.transformers_callbacks import as_callbacks
 from pettingllms.trainers.trl_names import advice
 

@@ -37,7 +37,7 @@ from pettingllms.session import run_training as train
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.losses import PolicyBatch
-from pettingllms.trainers.resolved import own_settings
+from pettingllms.trainers.settings import own_settings
 from pettingllms.types import Request, Sample
 from tests.served import running
 from tests.tiny_lm import SHORT_RUN, save_tiny, save_tiny_llama

@@ -41,7 +41,7 @@ from pettingllms.samplers.base import DEFAULT_TOKENS_PER_BATCH
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig
 from pettingllms.trainers.method import Method
-from pettingllms.trainers.resolved import by_base, own_settings
+from pettingllms.trainers.settings import by_base, own_settings
 
 HERE, CPU = "here", "cpu"
 """In place of a GPU's name: this machine's GPU, its processor."""

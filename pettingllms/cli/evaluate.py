@@ -299,7 +299,7 @@ def dry_run(options: EvalConfig) -> str:
     from pettingllms.envs.aec import longest
     from pettingllms.evaluation.run import plan_of
     from pettingllms.roles import is_partner, own_names
-    from pettingllms.trainers.resolved import by_base
+    from pettingllms.trainers.settings import by_base
 
     plan = plan_of(options)
     turns, decisions = longest(plan.env)

@@ -120,7 +120,7 @@ def _run(run: str, options: ServeOptions) -> int:
     from pettingllms.roles import is_partner, own_names, parse_policies
     from pettingllms.runs import CONFIG
     from pettingllms.samplers.vllm_args import installed
-    from pettingllms.trainers.resolved import common_settings
+    from pettingllms.trainers.settings import common_settings
 
     settings = dict(options.over)
     vllm = settings.pop("vllm", None)
@@ -229,7 +229,7 @@ def vllm_process(
         require_vllm,
     )
     from pettingllms.samplers.vllm_process import VllmProcess
-    from pettingllms.trainers.resolved import base_model, common_settings
+    from pettingllms.trainers.settings import base_model, common_settings
 
     common = common_settings(config, own_names(roles_to_policies))
     if common is None:
@@ -269,7 +269,7 @@ def _serve_vllm(
     answer: Answer,
 ) -> None:
     from pettingllms.serving.proxy import VllmServer, players_of
-    from pettingllms.trainers.resolved import base_model
+    from pettingllms.trainers.settings import base_model
 
     print(f"starting vLLM; it logs to {process.log}", flush=True)
     stopping = threading.Event()

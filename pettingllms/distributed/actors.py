@@ -36,7 +36,7 @@ from pettingllms.trainers.losses import PolicyBatch
 from pettingllms.trainers.method import Casting, Method
 from pettingllms.trainers.metrics import Clock
 from pettingllms.trainers.play import Player
-from pettingllms.trainers.resolved import own_settings
+from pettingllms.trainers.settings import own_settings
 from pettingllms.types import Task
 
 Arrays = dict[str, np.ndarray[Any, Any]]

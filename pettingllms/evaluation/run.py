@@ -62,7 +62,7 @@ from pettingllms.sandbox.isolation import announce
 from pettingllms.statistics import Difference, Estimate, corrected
 from pettingllms.trainers.callbacks import Display, Silent
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
-from pettingllms.trainers.resolved import check_policy_settings, embedded_arguments
+from pettingllms.trainers.settings import check_policy_settings, embedded_arguments
 from pettingllms.types import JsonObject, Task
 
 AT_ONCE_ELSEWHERE = 512

@@ -21,7 +21,7 @@ from pettingllms.roles import BASE
 from pettingllms.trainers.at_grpo import AtGrpo, centered
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.method import Attached, argument
-from pettingllms.trainers.resolved import base_model
+from pettingllms.trainers.settings import base_model
 from pettingllms.types import Advantage, Candidate, Conversation, Group, Sample
 
 KNOWN = "What is known of the solution:\n{}\n\n"

@@ -41,7 +41,7 @@ from pettingllms.trainers.losses import PolicyBatch, RoleGradients, policy_batch
 from pettingllms.trainers.method import Casting, Method
 from pettingllms.trainers.metrics import Clock, LossMeter, rollout_metrics
 from pettingllms.trainers.play import Player, sampled
-from pettingllms.trainers.resolved import trained_settings
+from pettingllms.trainers.settings import trained_settings
 from pettingllms.types import Advantage, Group, Task
 
 EPSILON = 1e-4

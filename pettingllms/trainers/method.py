@@ -53,7 +53,7 @@ from pettingllms.rollout.shapes import SHAPES, RolloutShape
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.trainers.difficulty import Pools
 from pettingllms.trainers.method_names import METHODS, PARTS
-from pettingllms.trainers.resolved import by_base, check_policy_settings, own_settings
+from pettingllms.trainers.settings import by_base, check_policy_settings, own_settings
 from pettingllms.types import Advantage, Candidate, Group
 
 if TYPE_CHECKING:
