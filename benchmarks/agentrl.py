@@ -33,7 +33,7 @@ from pettingllms.evaluation.rollouts import roll_out
 from pettingllms.models import PARTS
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
-from pettingllms.roles import parse_policies
+from pettingllms.policies.roles import parse_policies
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.trainers.settings import EMBEDDED as PRESET

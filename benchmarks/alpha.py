@@ -27,7 +27,7 @@ from benchmarks.evidence import Table, shown
 from pettingllms.envs.duet_v0 import raw_env as Duet
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
-from pettingllms.roles import parse_policies
+from pettingllms.policies.roles import parse_policies
 from pettingllms.statistics import Estimate, over_seeds
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig

@@ -26,7 +26,7 @@ from pettingllms.evaluation.ablation import RoleTeam
 from pettingllms.evaluation.report import as_text
 from pettingllms.models import model_path
 from pettingllms.policies.loading import load_policies
-from pettingllms.roles import parse_policies
+from pettingllms.policies.roles import parse_policies
 from pettingllms.statistics import over_seeds
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig, resolve

@@ -38,7 +38,7 @@ from pettingllms.evaluation.report import as_text
 from pettingllms.methods.league import Rivals
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
-from pettingllms.roles import parse_policies
+from pettingllms.policies.roles import parse_policies
 from pettingllms.runs import versions
 from pettingllms.statistics import RESAMPLES, Estimate, over_seeds
 from pettingllms.trainers.at_grpo import ATGRPO

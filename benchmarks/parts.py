@@ -54,7 +54,7 @@ from pettingllms.evaluation.rollouts import roll_out
 from pettingllms.evaluation.scores import summarise
 from pettingllms.models import PARTS
 from pettingllms.policies.loading import load_policies
-from pettingllms.roles import BASE
+from pettingllms.policies.roles import BASE
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.runs import versions
 from pettingllms.samplers.base import Sampler

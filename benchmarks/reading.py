@@ -38,7 +38,7 @@ from pettingllms.evaluation.report import as_text
 from pettingllms.evaluation.rollouts import held_out, roll_out
 from pettingllms.models import model_path
 from pettingllms.policies.loading import load_policies
-from pettingllms.roles import parse_policies
+from pettingllms.policies.roles import parse_policies
 from pettingllms.runs import versions
 from pettingllms.statistics import Estimate, holm, over_seeds, p_value
 from pettingllms.trainers.advice import BLOCKS

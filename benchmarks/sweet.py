@@ -34,7 +34,7 @@ from pettingllms.methods.hindsight import CRITIC, Hindsight, informed, read
 from pettingllms.models import model_path
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
-from pettingllms.roles import BASE, parse_policies
+from pettingllms.policies.roles import BASE, parse_policies
 from pettingllms.rollout.episode import tasks_of_step
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.runs import versions

@@ -41,13 +41,13 @@ from pettingllms.models import SHIPPED, shipped
 from pettingllms.policies.base_model import ModelSpec
 from pettingllms.policies.loading import PolicySpec, lora_config, open_base, policies_on
 from pettingllms.policies.policy_set import Base, PolicySet
+from pettingllms.policies.roles import own_names, parse_policies
 from pettingllms.policies.sources import (
     adapter_folders,
     check_base,
     check_model,
     located_adapters,
 )
-from pettingllms.roles import is_partner, own_names, parse_policies
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.rollout.files import SAMPLES
 from pettingllms.samplers.api import ApiPartners
@@ -67,6 +67,7 @@ from pettingllms.trainers.settings import (
     own_settings,
 )
 from pettingllms.trainers.trackers import tracker_names
+from pettingllms.types import is_partner
 
 _OWN_FILE = re.compile(r"((?:judged:)?(?:program:)?)(.*\.py)(:[^:]*)?")
 _WORDS: Mapping[str, Collection[str]] = {"model": SHIPPED, "dataset": CATALOG, "api_key_file": ()}

@@ -45,8 +45,8 @@ from pettingllms.evaluation.chunks import Sampling
 from pettingllms.evaluation.compare import gains_of
 from pettingllms.evaluation.plots import curves
 from pettingllms.policies.policy_set import PolicySet
+from pettingllms.policies.roles import own_names, trained_policies
 from pettingllms.policies.sources import HUB
-from pettingllms.roles import own_names, trained_policies
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.rollout.files import ADVICE
 from pettingllms.rollout.trajectory import (

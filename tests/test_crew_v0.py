@@ -16,7 +16,7 @@ from pettingllms.envs.base import next_agent
 from pettingllms.envs.crew_v0 import CONDUCTOR, JOBS, MOST_CHARS, parse_lead
 from pettingllms.envs.parsing import ParseError
 from pettingllms.errors import ConfigError
-from pettingllms.roles import role_of
+from pettingllms.types import role_of
 from tests.adversaries import conducts
 from tests.test_registry import REPLIES, TEXT_WARNINGS
 

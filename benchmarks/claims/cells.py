@@ -33,7 +33,7 @@ from pettingllms.evaluation.chunks import Sampling, chunks
 from pettingllms.evaluation.rollouts import roll_out
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
-from pettingllms.roles import parse_policies
+from pettingllms.policies.roles import parse_policies
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.callbacks import Callback
 from pettingllms.trainers.config import ATGRPOConfig

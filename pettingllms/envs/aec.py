@@ -44,7 +44,7 @@ from pettingllms.errors import (
     did_you_mean,
 )
 from pettingllms.registry import Registry, resolve
-from pettingllms.roles import role_of
+from pettingllms.types import role_of
 
 AnyEnv = AECEnv[Any, Any, Any]
 NAMESPACE = "pettingllms/"

@@ -54,7 +54,7 @@ from pettingllms.envs.program_run import Program, ProgramRun
 from pettingllms.envs.records import Outcome
 from pettingllms.errors import CloneError, ConfigError, UnknownNameError
 from pettingllms.registry import resolve
-from pettingllms.roles import role_of
+from pettingllms.types import role_of
 
 # ------------------------------------------------------------------------------- files of tasks
 # Tasks of a program: the rows of a file, unchanged.

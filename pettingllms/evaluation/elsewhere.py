@@ -31,7 +31,7 @@ from pettingllms.evaluation.playing import Playing
 from pettingllms.evaluation.rollouts import ClosableSampler, Lineup, Play, Verdicts
 from pettingllms.evaluation.run import EvalPlan
 from pettingllms.policies.policy_set import PolicySet
-from pettingllms.roles import own_names
+from pettingllms.policies.roles import own_names
 from pettingllms.rollout.trajectory import Trajectory
 
 

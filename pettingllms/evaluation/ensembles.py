@@ -31,8 +31,8 @@ from pettingllms.evaluation.config import EvalConfig
 from pettingllms.evaluation.folder import write_file
 from pettingllms.evaluation.rollouts import Lineup
 from pettingllms.evaluation.scores import majority
+from pettingllms.policies.roles import check_policy_name, is_own, pairs_of, parse_policies
 from pettingllms.policies.sources import adapter_folders, is_adapter, is_folder, located_adapters
-from pettingllms.roles import check_policy_name, is_own, pairs_of, parse_policies
 from pettingllms.rollout.engine import Routed
 from pettingllms.rollout.episode import Episode
 from pettingllms.rollout.trajectory import Trajectory

@@ -15,8 +15,8 @@ from pettingllms.errors import ConfigError
 from pettingllms.models import model_path
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
+from pettingllms.policies.roles import BASE
 from pettingllms.policies.sources import adapter_folders, is_adapter, is_folder, located_adapters
-from pettingllms.roles import BASE
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.method import Attached, Method, argument
 from pettingllms.trainers.settings import base_model

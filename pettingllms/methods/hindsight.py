@@ -16,8 +16,8 @@ from pettingllms.errors import ConfigError
 from pettingllms.models import model_path
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
+from pettingllms.policies.roles import BASE
 from pettingllms.policies.sources import check_base, located_adapters
-from pettingllms.roles import BASE
 from pettingllms.trainers.at_grpo import AtGrpo, centered
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.method import Attached, argument

@@ -18,11 +18,12 @@ import torch
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.methods.dr_mas import DrMas
 from pettingllms.policies.policy_set import PolicySet
-from pettingllms.roles import is_own, own_names, policy_of, trained_policies
+from pettingllms.policies.roles import is_own, own_names, trained_policies
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.method import Casting, Method, argument
 from pettingllms.trainers.settings import OF_THE_BASE, OF_THE_POLICY, own_settings
+from pettingllms.types import policy_of
 
 OPPONENTS = ("prioritized", "uniform", "latest")
 

@@ -25,7 +25,6 @@ from pettingllms.envs.aec import ForeignEnv
 from pettingllms.envs.base import TextEnv, next_agent
 from pettingllms.envs.several import SeveralEnvs
 from pettingllms.errors import NonFiniteError
-from pettingllms.roles import role_of
 from pettingllms.rollout.trajectory import (
     Origin,
     Overlong,
@@ -35,7 +34,7 @@ from pettingllms.rollout.trajectory import (
     returns_of,
 )
 from pettingllms.samplers.base import Memory
-from pettingllms.types import Candidate, Completion, Group, GroupKey, Later, Task, Unplayed
+from pettingllms.types import Candidate, Completion, Group, GroupKey, Later, Task, Unplayed, role_of
 
 AnyEnv = AECEnv[Any, Any, Any]
 PlayedEnv = TextEnv | ForeignEnv

@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Unpack
 
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
-from pettingllms.roles import role_of
 from pettingllms.samplers.base import SampleSettings
-from pettingllms.types import Completion, Request
+from pettingllms.types import Completion, Request, role_of
 
 END = 256
 """Ends a completion that is not truncated; the first token id that is not a byte."""

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from pettingllms.errors import ConfigError
 from pettingllms.models import shipped
+from pettingllms.policies.roles import only_partners
 from pettingllms.registry import names_in
-from pettingllms.roles import only_partners
 from pettingllms.samplers import vllm_args
 from pettingllms.samplers.api_call import ApiSettings
 from pettingllms.samplers.base import SAMPLERS

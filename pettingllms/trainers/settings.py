@@ -27,8 +27,8 @@ from pettingllms.envs.aec import creator_of, parts_of
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.models import DEFAULT, SMOLLM2, declared_in, model_path, shipped
 from pettingllms.models.gguf import fast_bfloat16
+from pettingllms.policies.roles import trained_policies
 from pettingllms.registry import names_in
-from pettingllms.roles import trained_policies
 from pettingllms.samplers import vllm_args
 from pettingllms.trainers.trl_names import advice
 

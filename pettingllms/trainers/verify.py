@@ -21,12 +21,11 @@ from typing import NamedTuple
 
 import torch
 
-from pettingllms.roles import role_of
 from pettingllms.rollout.trajectory import Trajectory, in_order
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.losses import PolicyBatch, policy_batches
 from pettingllms.trainers.metrics import LossMeter
-from pettingllms.types import Group, Request, Sample
+from pettingllms.types import Group, Request, Sample, role_of
 
 LATEST = 10
 """The step after which a policy that was never checked is reported."""

@@ -19,9 +19,9 @@ from pettingllms import __version__
 from pettingllms.data import hub
 from pettingllms.envs.aec import ENVIRONMENTS
 from pettingllms.models import DEFAULT, shipped
+from pettingllms.policies.roles import is_own, parse_policies
 from pettingllms.policies.sources import HUB
 from pettingllms.registry import names_in
-from pettingllms.roles import is_own, parse_policies
 from pettingllms.runs import versions
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig
 from pettingllms.trainers.settings import by_base, own_settings

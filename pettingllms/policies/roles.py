@@ -1,4 +1,4 @@
-"""Names of agents, roles, and policies: parses `--policies` into role -> policy, and `--train-roles`.
+"""Parses `--policies` into a mapping from role to policy, and `--train-roles`.
 
 A shared policy, a policy per role and anything between differ in this mapping only.
 """
@@ -9,37 +9,12 @@ import re
 from collections.abc import Mapping, Sequence
 
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
+from pettingllms.types import PARTNER, is_partner, role_of
 
 BASE = "base"
 """The name of the unmodified base model as a policy: it has no adapter and is never trained."""
-PARTNER = "api:"
-"""Prefix of policies that a model behind an API plays; the name of the model follows."""
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _WORDS = ("shared", "per-role", "per-agent", BASE, f"{PARTNER}MODEL")
-
-
-def role_of(agent: str) -> str:
-    """Returns the role of an agent: `coder` of `coder_0`; a name without a number is a role."""
-    match = re.fullmatch(r"(.+)_\d+", agent)
-    return match[1] if match else agent
-
-
-def is_partner(policy: str) -> bool:
-    """Returns whether a model behind an API plays the policy; it is never trained."""
-    return policy.startswith(PARTNER)
-
-
-def policy_of(role: str, roles_to_policies: Mapping[str, str]) -> str:
-    """Returns the policy of a role or an agent; without its own, an agent has that of its role.
-
-    Raises:
-        UnknownNameError: no policy plays it.
-    """
-    policy = roles_to_policies.get(role) or roles_to_policies.get(role_of(role))
-    if policy is None:
-        hint = did_you_mean(role, roles_to_policies)
-        raise UnknownNameError(f"no policy plays the role {role!r}; {hint}")
-    return policy
 
 
 def parse_policies(spec: str, roles: Sequence[str], agents: Sequence[str] = ()) -> dict[str, str]:
