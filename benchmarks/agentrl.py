@@ -25,8 +25,7 @@ from benchmarks.cells import Cell, options_of, run_missing
 from benchmarks.claims.cells import FIXED, READINGS, trained
 from benchmarks.evidence import Table, estimate, gain_over_seeds, shown, solved_digits
 from pettingllms.envs import make
-from pettingllms.envs.aec import creator_of
-from pettingllms.envs.several import Weighted, text_of
+from pettingllms.envs.aec import Weighted, creator_of, text_of
 from pettingllms.evaluation import roles_of
 from pettingllms.evaluation.chunks import Sampling, chunks
 from pettingllms.evaluation.report import as_text
@@ -35,9 +34,9 @@ from pettingllms.models import PARTS
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import parse_policies
-from pettingllms.trainers import presets
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig
+from pettingllms.trainers.settings import EMBEDDED as PRESET
 from pettingllms.types import Task
 
 RESULTS = Path(__file__).parent / "results" / "agentrl.json"
@@ -58,7 +57,7 @@ TUNING, SEEDS = 40, (41, 42, 43)
 TOKENS, UPDATES = 90_000, 10
 VALIDATION_TASKS, TEST_TASKS = 100, 200
 SETTINGS: Mapping[str, Any] = {
-    **presets.EMBEDDED,
+    **PRESET,
     **FIXED,
     "env": text_of({name: Weighted(name, 1.0) for name in ARGUMENTS}),
     "policies": "shared",

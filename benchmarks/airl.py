@@ -39,9 +39,9 @@ from pettingllms.policies.loading import load_policies
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.runs import versions
 from pettingllms.statistics import over_seeds
-from pettingllms.trainers import presets
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig
+from pettingllms.trainers.settings import EMBEDDED as PRESET
 
 RESULTS = Path(__file__).parent / "results" / "airl.json"
 TOKENS, TASKS, VALIDATION_TASKS = 100_000, 300, 100
@@ -72,7 +72,7 @@ def environment(split: str) -> OneMove:
 
 def measured(arm: str, rate: float, seed: int, tokens: int, tasks: int) -> dict[str, Any]:
     """Trains an arm, or leaves the base as it is, and plays held-out tasks."""
-    changes: dict[str, Any] = {**presets.EMBEDDED, **OneMove.embedded_parts_training}
+    changes: dict[str, Any] = {**PRESET, **OneMove.embedded_parts_training}
     changes |= {"learning_rate": rate, "seed": seed, "max_tokens": tokens, "branch": "sample"}
     changes["method"] = ARMS[0] if arm == BASE else arm
     if arm == "ma_airl":

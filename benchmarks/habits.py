@@ -31,7 +31,7 @@ from benchmarks.priming import prime
 from pettingllms.data.rows import digest
 from pettingllms.envs.aec import creator_of
 from pettingllms.runs import versions
-from pettingllms.trainers import presets
+from pettingllms.trainers.settings import EMBEDDED as PRESET
 
 RESULTS = HERE / "results" / "habits.json"
 OUT = HERE / "out" / "habits"
@@ -56,7 +56,7 @@ def checkpoints(out: Path) -> dict[str, Path]:
 
 def game(env: str, model: Path) -> dict[str, Any]:
     """What the embedded model is asked, and how long it may answer, for a checkpoint elsewhere."""
-    length = presets.EMBEDDED["max_completion_length"]
+    length = PRESET["max_completion_length"]
     arguments = json.dumps(dict(creator_of(env).embedded))
     return {"env": env, "model": model, "env-args": arguments, "max-completion-length": length}
 
@@ -73,7 +73,7 @@ def played(out: Path, env: str, model: Path, *words: str) -> dict[str, str]:
 def settings(env: str, model: Path) -> dict[str, Any]:
     """Those of a training of the embedded model, for a checkpoint elsewhere, which has others by default."""
     declared = getattr(creator_of(env), "embedded_training", {})
-    return {**presets.EMBEDDED, **declared, **game(env, model)}
+    return {**PRESET, **declared, **game(env, model)}
 
 
 def trained(env: str, model: Path, seed: int, out: Path) -> dict[str, Any]:

@@ -22,10 +22,9 @@ import torch
 from benchmarks.advice import spearman
 from benchmarks.evidence import Table, revision
 from benchmarks.options import Options
-from pettingllms.assembly import build_policies
+from pettingllms.assembly import build_policies, plan_run
 from pettingllms.evaluation.report import as_text
 from pettingllms.runs import versions
-from pettingllms.session import plan_run
 from pettingllms.statistics import bootstrap
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig

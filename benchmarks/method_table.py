@@ -29,7 +29,7 @@ from typing import Any
 from benchmarks.evidence import Record, Table, chosen, envs_of, estimate, shown, solved, spread
 from benchmarks.experiments import PER_ROLE, Arm, Claim, Experiment, bars
 from pettingllms.envs import load_env
-from pettingllms.trainers.fitting import lacking
+from pettingllms.trainers.method import lacking
 from pettingllms.trainers.method_names import METHODS, PARTS
 
 OWN_TEAMS = ("igrpo", "mlpo", "cory", "maporl", "malt", "c3")

@@ -58,8 +58,8 @@ from pettingllms.policies.roles import BASE
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.runs import versions
 from pettingllms.samplers.base import Sampler
-from pettingllms.trainers import presets
 from pettingllms.trainers.config import ATGRPOConfig
+from pettingllms.trainers.settings import EMBEDDED as PRESET
 from pettingllms.types import Completion, Request
 
 RESULTS = HERE / "results" / "parts.json"
@@ -138,7 +138,7 @@ def settings(name: str) -> dict[str, Any]:
     Given to every run, so that a base elsewhere is trained in the same way.
     """
     story = STORIES[name]
-    return {**presets.EMBEDDED, **creator_of(story.env).embedded_parts_training, **story.own}
+    return {**PRESET, **creator_of(story.env).embedded_parts_training, **story.own}
 
 
 class Shuffled:

@@ -14,10 +14,9 @@ from typing import Any
 
 from benchmarks.evidence import Table
 from benchmarks.options import Options
-from pettingllms.assembly import build_policies
+from pettingllms.assembly import build_policies, plan_run
 from pettingllms.evaluation.probe import probe
 from pettingllms.evaluation.report import as_text
-from pettingllms.session import plan_run
 from pettingllms.trainers.config import ATGRPOConfig
 
 ENVS = ("plan_path", "math", "search", "sudoku", "sokoban", "read", "coding")

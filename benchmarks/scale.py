@@ -38,10 +38,10 @@ import torch
 from benchmarks.options import Options
 from benchmarks.schedules import simulate
 from benchmarks.sleeper import Sleeper
-from pettingllms.assembly import build_policies
+from pettingllms.assembly import build_policies, plan_run
 from pettingllms.distributed.cluster import connected
 from pettingllms.runs import checkpoints
-from pettingllms.session import plan_run
+from pettingllms.session import trainer_of
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 
@@ -110,7 +110,7 @@ def run(
         policies = build_policies(plan.config, plan.roles_to_policies)
         stack.enter_context(contextlib.closing(policies))
         trainer = stack.enter_context(
-            plan.trainer(policies, (), ray if plan.config.workers else None)
+            trainer_of(plan, policies, (), ray if plan.config.workers else None)
         )
         records: list[str] = []
         for _ in range(steps):

@@ -119,7 +119,7 @@ def _arguments(path: str) -> str:
 
 def _settings(path: str) -> str:
     from pettingllms.registry import resolve
-    from pettingllms.trainers.presets import LARGE
+    from pettingllms.trainers.settings import LARGE
 
     lines = ["| setting | default | |", "|---|---|---|"]
     for field in dataclasses.fields(resolve(path, "class")):
@@ -163,7 +163,7 @@ def _trl(_: str | None) -> str:
     from trl.trainer.grpo_config import GRPOConfig
 
     from pettingllms.trainers.config import ATGRPOConfig
-    from pettingllms.trainers.presets import LARGE
+    from pettingllms.trainers.settings import LARGE
     from pettingllms.trainers.trl_names import HERE, MEANING, NOT_HERE
 
     own = {field.name: field.default for field in dataclasses.fields(ATGRPOConfig)}

@@ -1,4 +1,4 @@
-"""Builds a run's environment and policies, and names its folder, from its settings."""
+"""From settings to parts: plans a run, and builds its environment and policies, without a step of it."""
 
 from __future__ import annotations
 
@@ -8,32 +8,40 @@ import inspect
 import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from pettingzoo import AECEnv
 
+from pettingllms import registry
 from pettingllms.data.catalog import CATALOG
 from pettingllms.data.hub import divided
 from pettingllms.data.rows import as_path
-from pettingllms.envs.aec import BRIDGES, clone_env, creator_of, made_by, made_with, takes_anything
-from pettingllms.envs.base import TextEnv
-from pettingllms.envs.reward_funcs import RewardFunction
-from pettingllms.envs.several import (
+from pettingllms.envs.aec import (
+    BRIDGES,
     Several,
-    SeveralEnvs,
     Weighted,
+    clone_env,
+    creator_of,
     entries_of,
-    own_arguments,
+    made_by,
+    made_with,
+    seats_of,
+    takes_anything,
     text_of,
 )
+from pettingllms.envs.base import TextEnv
+from pettingllms.envs.reward_funcs import RewardFunction, reward_functions
+from pettingllms.envs.several import SeveralEnvs, own_arguments
 from pettingllms.errors import ConfigError, SandboxUnavailable
 from pettingllms.models import SHIPPED, shipped
 from pettingllms.policies.base_model import ModelSpec
 from pettingllms.policies.loading import PolicySpec, lora_config, open_base, policies_on
 from pettingllms.policies.policy_set import Base, PolicySet
-from pettingllms.policies.roles import own_names
+from pettingllms.policies.roles import own_names, parse_policies
 from pettingllms.policies.sources import (
     adapter_folders,
     check_base,
@@ -47,10 +55,18 @@ from pettingllms.samplers.api_call import ApiSettings, read_key
 from pettingllms.samplers.base import SamplerSettings
 from pettingllms.samplers.replies import ReplyLog
 from pettingllms.sandbox.isolation import held_by
-from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig
+from pettingllms.trainers.advice import check_advise
+from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
 from pettingllms.trainers.difficulty import SizedEnvs, sizes_of
-from pettingllms.trainers.per_policy import OF_THE_BASE, base_model, by_base, own_settings
-from pettingllms.trainers.presets import embedded_arguments
+from pettingllms.trainers.method import Method, check_method
+from pettingllms.trainers.settings import (
+    OF_THE_BASE,
+    base_model,
+    by_base,
+    embedded_arguments,
+    own_settings,
+)
+from pettingllms.trainers.trackers import tracker_names
 from pettingllms.types import is_partner
 
 _OWN_FILE = re.compile(r"((?:judged:)?(?:program:)?)(.*\.py)(:[^:]*)?")
@@ -58,6 +74,8 @@ _WORDS: Mapping[str, Collection[str]] = {"model": SHIPPED, "dataset": CATALOG, "
 """Settings that may be paths -> words that mean the same whatever folders are here."""
 _OF_THE_ENV = {name: getattr(ATGRPOConfig, name) for name in ("alpha", "dataset", "sandbox")}
 """Settings that are arguments of the environment -> the default."""
+SHARING = "pettingllms.contrib.sharing.writing"
+"""Shares adapters. The core names contrib by path alone, where a setting asks for it."""
 EnvSource = str | AnyEnv | Callable[..., AnyEnv]
 """A name or path, an environment, or what makes one, given the arguments that it takes."""
 
@@ -484,3 +502,73 @@ def default_folder(config: ATGRPOConfig, parent: Path = Path("runs")) -> Path:
     # Two runs may start within a second.
     taken = (parent / (name if n == 1 else f"{name}-{n}") for n in range(1, 1000))
     return next(path for path in taken if not path.exists())
+
+
+@dataclass(frozen=True, slots=True)
+class TrainPlan:
+    """A training run before any model is loaded."""
+
+    config: ResolvedConfig
+    env: AnyEnv
+    """Of training."""
+    roles_to_policies: Mapping[str, str]
+    """Role -> policy."""
+    path: Path
+    """The run folder."""
+    resumes: bool
+    source: EnvSource | None
+    """The environment, or what makes it, in place of the one that the settings name."""
+    method: type[Method] | Method | None = None
+    """In place of the method that the settings name."""
+
+
+def plan_run(
+    config: ATGRPOConfig,
+    *,
+    resume: Path | None = None,
+    env: EnvSource | None = None,
+    named: bool = True,
+    reward_funcs: Sequence[RewardFunction] | None = None,
+    method: type[Method] | Method | None = None,
+) -> TrainPlan:
+    """Resolves the settings and checks all that can be checked without a model.
+
+    Args:
+        config: the settings.
+        resume: the folder of a run to continue.
+        env: the environment, or what makes it, in place of the one that the settings name.
+        named: whether the model is what the settings name, and no object.
+        reward_funcs: in place of those that the settings name.
+        method: in place of the one that the settings name.
+
+    Raises:
+        ConfigError, UnknownNameError: settings that cannot be used, among them arguments that
+            the method does not take.
+    """
+    if env is not None:
+        config = dataclasses.replace(config, env=name_of_env(env))
+    if teacher := config.method_args.get("teacher"):
+        # Absolute now: `runs/latest` will be this run itself, and a resumed one may be elsewhere.
+        arguments = {**config.method_args, "teacher": located_adapters(str(teacher))}
+        config = dataclasses.replace(config, method_args=arguments)
+    settings = resolve(located(config), env)
+    if settings.embedded:
+        torch.set_num_threads(1)
+    if reward_funcs is None and settings.reward_funcs is not None:
+        reward_funcs = reward_functions(settings.reward_funcs)
+    # Held-out tasks are scored by the environment alone.
+    template = training_env(settings, env, reward_funcs or ())
+    roles_to_policies = parse_policies(settings.policies, *seats_of(template))
+    check_method(settings, template, roles_to_policies, method)
+    check_bases(settings, roles_to_policies, named=named)
+    check_partners(settings, roles_to_policies, given=settings.api_base is not None)
+    if settings.advise:
+        check_advise(settings, roles_to_policies)
+    if settings.report_to != "none":
+        tracker_names(settings.report_to)
+    if settings.push_to_hub is not None:  # now, and not only when all is trained
+        if not settings.eval_tasks:
+            raise ConfigError("push_to_hub shares what was measured; give eval_tasks above 0")
+        registry.resolve(f"{SHARING}:check_shareable", "command")(settings, settings.push_to_hub)
+    path = resume or Path(settings.output_dir or default_folder(settings))
+    return TrainPlan(settings, template, roles_to_policies, path, resume is not None, env, method)

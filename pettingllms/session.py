@@ -1,4 +1,4 @@
-"""A whole training run: environment and policies from settings, the loop, the folder, the result.
+"""A whole training run, from its plan: the loop, the folder, the result.
 
     before     test tasks, sampled and greedy
     loop       a step of AT-GRPO, logs; a validation and a checkpoint every few steps
@@ -25,19 +25,14 @@ import torch
 
 from pettingllms import registry
 from pettingllms.assembly import (
+    SHARING,
     EnvSource,
+    TrainPlan,
     build_policies,
-    check_bases,
-    check_partners,
-    default_folder,
     isolation_of,
-    located,
     make_env,
-    name_of_env,
-    training_env,
+    plan_run,
 )
-from pettingllms.envs.aec import seats_of
-from pettingllms.envs.reward_funcs import RewardFunction, reward_functions
 from pettingllms.errors import (
     ConfigError,
     NonFiniteError,
@@ -50,8 +45,8 @@ from pettingllms.evaluation.chunks import Sampling
 from pettingllms.evaluation.compare import gains_of
 from pettingllms.evaluation.plots import curves
 from pettingllms.policies.policy_set import PolicySet
-from pettingllms.policies.roles import own_names, parse_policies, trained_policies
-from pettingllms.policies.sources import HUB, located_adapters
+from pettingllms.policies.roles import own_names, trained_policies
+from pettingllms.policies.sources import HUB
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.rollout.files import ADVICE
 from pettingllms.rollout.trajectory import (
@@ -68,16 +63,14 @@ from pettingllms.runs import (
     point_latest,
     read_config,
 )
-from pettingllms.runs.trackers import numbers_only, open_trackers, tracker_names
 from pettingllms.sandbox.isolation import announce
-from pettingllms.trainers.advice import Advice, check_advise
+from pettingllms.trainers.advice import Advice
 from pettingllms.trainers.at_grpo import ATGRPO, last_step
 from pettingllms.trainers.callbacks import Callback, Display, Lines, called
-from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
-from pettingllms.trainers.fitting import check_method
-from pettingllms.trainers.method import Method
+from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig
 from pettingllms.trainers.metrics import gaps
-from pettingllms.trainers.per_policy import any_full
+from pettingllms.trainers.settings import any_full
+from pettingllms.trainers.trackers import numbers_only, open_trackers, tracker_names
 from pettingllms.trainers.transformers_callbacks import as_callbacks
 from pettingllms.trainers.verify import Verifier
 
@@ -87,8 +80,6 @@ LATE = (
     "--method grpo, dr_mas, or gigpo compare whole episodes, look_ahead what candidates lead to"
 )
 
-SHARING = "pettingllms.contrib.sharing.writing"
-"""Shares adapters. The core names contrib by path alone, where a setting asks for it."""
 SILENT_STEPS = 5
 SILENT = (
     f"warning: {SILENT_STEPS} steps in a row had nothing to learn from, because in every group all "
@@ -159,147 +150,83 @@ def run_training(
     plan = plan_run(settings, resume=resume, env=env)
     callbacks = as_callbacks(callbacks, plan.path)
     with (
-        plan.cluster() as ray,
-        plan.folder() as folder,
+        cluster_of(plan) as ray,
+        folder_of(plan) as folder,
         contextlib.closing(
             build_policies(plan.config, plan.roles_to_policies, plan.path)
         ) as policies,
     ):
-        return plan.run(folder, policies, ray, callbacks=callbacks, display=display, stop=stop)
-
-
-@dataclass(frozen=True, slots=True)
-class TrainPlan:
-    """A training run before any model is loaded."""
-
-    config: ResolvedConfig
-    env: AnyEnv
-    """Of training."""
-    roles_to_policies: Mapping[str, str]
-    """Role -> policy."""
-    path: Path
-    """The run folder."""
-    resumes: bool
-    source: EnvSource | None
-    """The environment, or what makes it, in place of the one that the settings name."""
-    method: type[Method] | Method | None = None
-    """In place of the method that the settings name."""
-
-    def folder(self) -> RunFolder:
-        """The run folder, locked.
-
-        Raises:
-            RunFolderError: it cannot be used.
-        """
-        return RunFolder.reopen(self.path) if self.resumes else RunFolder.create(self.path)
-
-    def cluster(self) -> contextlib.AbstractContextManager[Any]:
-        """Connects to Ray where the settings ask for workers; the module `ray`, else None.
-
-        Raises:
-            ConfigError: Ray, or the cluster, cannot be used.
-        """
-        config, policies = self.config, self.roles_to_policies
-        if not config.workers:
-            return contextlib.nullcontext()
-        # Here and not above: Ray is an extra, and takes long to import.
-        from pettingllms.distributed.cluster import connected
-
-        learners = trained_policies(config.train_roles, policies)
-        return connected(config, learners, own_names(policies))
-
-    def run(
-        self,
-        folder: RunFolder,
-        policies: PolicySet,
-        ray: Any = None,
-        *,
-        callbacks: Sequence[Callback] = (),
-        display: Display | None = None,
-        stop: Callable[[], bool] = lambda: False,
-    ) -> Summary:
-        """Trains to the end; the arguments and errors are those of `run_training`."""
-        config, display = self.config, Lines(folder.note, beside=display)
-        isolation = isolation_of(self.env, config.require_isolation)
-        folder.describe(config, isolation=isolation, bases=policies.described)
-        if isolation is not None:
-            display.say(announce(isolation))
-        if not self.resumes and config.output_dir is None:
-            point_latest(self.path)
-        advisers = [Advice(display.say, folder.write, ADVICE)] if config.advise else []
-        with self.trainer(policies, [*callbacks, *advisers], ray) as trainer:
-            session = _Session(trainer, folder, self.source, display, stop)
-            with folder.noting():
-                summary = session.run(tracker_names(config.report_to))
-        if summary.finished and config.push_to_hub is not None:
-            share = registry.resolve(f"{SHARING}:share", "command")
-            display.say(f"shared: {share(self.path, f'{HUB}{config.push_to_hub}')}")
-        return summary
-
-    def trainer(
-        self, policies: PolicySet, callbacks: Sequence[Callback], ray: Any
-    ) -> contextlib.AbstractContextManager[ATGRPO]:
-        """The trainer; with Ray, workers play and learners update until the end of the block."""
-        arguments: dict[str, Any] = {"method": self.method, "callbacks": callbacks}
-        if ray is None:
-            return contextlib.nullcontext(ATGRPO(self.config, self.env, policies, **arguments))
-        from pettingllms.distributed.trainer import ray_trainer
-
-        return ray_trainer(
-            self.source, self.config, self.env, policies, fresh=not self.resumes, **arguments
+        return run_plan(
+            plan, folder, policies, ray, callbacks=callbacks, display=display, stop=stop
         )
 
 
-def plan_run(
-    config: ATGRPOConfig,
-    *,
-    resume: Path | None = None,
-    env: EnvSource | None = None,
-    named: bool = True,
-    reward_funcs: Sequence[RewardFunction] | None = None,
-    method: type[Method] | Method | None = None,
-) -> TrainPlan:
-    """Resolves the settings and checks all that can be checked without a model.
-
-    Args:
-        config: the settings.
-        resume: the folder of a run to continue.
-        env: the environment, or what makes it, in place of the one that the settings name.
-        named: whether the model is what the settings name, and no object.
-        reward_funcs: in place of those that the settings name.
-        method: in place of the one that the settings name.
+def folder_of(plan: TrainPlan) -> RunFolder:
+    """The run folder, locked.
 
     Raises:
-        ConfigError, UnknownNameError: settings that cannot be used, among them arguments that
-            the method does not take.
+        RunFolderError: it cannot be used.
     """
-    if env is not None:
-        config = dataclasses.replace(config, env=name_of_env(env))
-    if teacher := config.method_args.get("teacher"):
-        # Absolute now: `runs/latest` will be this run itself, and a resumed one may be elsewhere.
-        arguments = {**config.method_args, "teacher": located_adapters(str(teacher))}
-        config = dataclasses.replace(config, method_args=arguments)
-    settings = resolve(located(config), env)
-    if settings.embedded:
-        torch.set_num_threads(1)
-    if reward_funcs is None and settings.reward_funcs is not None:
-        reward_funcs = reward_functions(settings.reward_funcs)
-    # Held-out tasks are scored by the environment alone.
-    template = training_env(settings, env, reward_funcs or ())
-    roles_to_policies = parse_policies(settings.policies, *seats_of(template))
-    check_method(settings, template, roles_to_policies, method)
-    check_bases(settings, roles_to_policies, named=named)
-    check_partners(settings, roles_to_policies, given=settings.api_base is not None)
-    if settings.advise:
-        check_advise(settings, roles_to_policies)
-    if settings.report_to != "none":
-        tracker_names(settings.report_to)
-    if settings.push_to_hub is not None:  # now, and not only when all is trained
-        if not settings.eval_tasks:
-            raise ConfigError("push_to_hub shares what was measured; give eval_tasks above 0")
-        registry.resolve(f"{SHARING}:check_shareable", "command")(settings, settings.push_to_hub)
-    path = resume or Path(settings.output_dir or default_folder(settings))
-    return TrainPlan(settings, template, roles_to_policies, path, resume is not None, env, method)
+    return RunFolder.reopen(plan.path) if plan.resumes else RunFolder.create(plan.path)
+
+
+def cluster_of(plan: TrainPlan) -> contextlib.AbstractContextManager[Any]:
+    """Connects to Ray where the settings ask for workers; the module `ray`, else None.
+
+    Raises:
+        ConfigError: Ray, or the cluster, cannot be used.
+    """
+    config, policies = plan.config, plan.roles_to_policies
+    if not config.workers:
+        return contextlib.nullcontext()
+    # Here and not above: Ray is an extra, and takes long to import.
+    from pettingllms.distributed.cluster import connected
+
+    learners = trained_policies(config.train_roles, policies)
+    return connected(config, learners, own_names(policies))
+
+
+def run_plan(
+    plan: TrainPlan,
+    folder: RunFolder,
+    policies: PolicySet,
+    ray: Any = None,
+    *,
+    callbacks: Sequence[Callback] = (),
+    display: Display | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Summary:
+    """Trains to the end; the arguments and errors are those of `run_training`."""
+    config, display = plan.config, Lines(folder.note, beside=display)
+    isolation = isolation_of(plan.env, config.require_isolation)
+    folder.describe(config, isolation=isolation, bases=policies.described)
+    if isolation is not None:
+        display.say(announce(isolation))
+    if not plan.resumes and config.output_dir is None:
+        point_latest(plan.path)
+    advisers = [Advice(display.say, folder.write, ADVICE)] if config.advise else []
+    with trainer_of(plan, policies, [*callbacks, *advisers], ray) as trainer:
+        session = _Session(trainer, folder, plan.source, display, stop)
+        with folder.noting():
+            summary = session.run(tracker_names(config.report_to))
+    if summary.finished and config.push_to_hub is not None:
+        share = registry.resolve(f"{SHARING}:share", "command")
+        display.say(f"shared: {share(plan.path, f'{HUB}{config.push_to_hub}')}")
+    return summary
+
+
+def trainer_of(
+    plan: TrainPlan, policies: PolicySet, callbacks: Sequence[Callback], ray: Any
+) -> contextlib.AbstractContextManager[ATGRPO]:
+    """The trainer; with Ray, workers play and learners update until the end of the block."""
+    arguments: dict[str, Any] = {"method": plan.method, "callbacks": callbacks}
+    if ray is None:
+        return contextlib.nullcontext(ATGRPO(plan.config, plan.env, policies, **arguments))
+    from pettingllms.distributed.trainer import ray_trainer
+
+    return ray_trainer(
+        plan.source, plan.config, plan.env, policies, fresh=not plan.resumes, **arguments
+    )
 
 
 class _StopAskedError(Exception):

@@ -11,7 +11,7 @@ from typing import Any
 from peft import LoraConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
-from pettingllms.assembly import EnvSource, build_policies, make_env, spec_of
+from pettingllms.assembly import EnvSource, TrainPlan, build_policies, make_env, plan_run, spec_of
 from pettingllms.data.splits import SPLITS
 from pettingllms.envs.arguments import one_of
 from pettingllms.envs.reward_funcs import RewardFunction, name_of, reward_functions
@@ -22,11 +22,11 @@ from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import BASE
 from pettingllms.runs.folder import check_unused
 from pettingllms.samplers.vllm_args import AUTO
-from pettingllms.session import Summary, TrainPlan, plan_run
+from pettingllms.session import Summary, cluster_of, folder_of, run_plan
 from pettingllms.trainers.callbacks import Callback, Display
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig
 from pettingllms.trainers.method import Method, load_method, path_of
-from pettingllms.trainers.per_policy import base_model, own_settings
+from pettingllms.trainers.settings import base_model, own_settings
 from pettingllms.trainers.transformers_callbacks import as_callbacks
 from pettingllms.trainers.trl_names import advice
 
@@ -158,9 +158,9 @@ class ATGRPOTrainer:
             check_unused(plan.path)
         else:
             plan = self._plan = self._plan_for(plan.config, Path(resume))
-        with plan.cluster() as ray, plan.folder() as folder:
-            return plan.run(
-                folder, self.policies, ray, callbacks=self._callbacks, display=self._display
+        with cluster_of(plan) as ray, folder_of(plan) as folder:
+            return run_plan(
+                plan, folder, self.policies, ray, callbacks=self._callbacks, display=self._display
             )
 
     def evaluate(

@@ -21,8 +21,7 @@ from pettingllms.rollout.shapes import Coalitions, Episodes, LookAheadTree, Roll
 from pettingllms.rollout.trajectory import Trajectory, in_order
 from pettingllms.samplers.scripted import ScriptedSampler
 from pettingllms.trainers.config import ATGRPOConfig, resolve
-from pettingllms.trainers.fitting import check_method
-from pettingllms.trainers.method import Method, load_method
+from pettingllms.trainers.method import Method, check_method, load_method
 from pettingllms.trainers.method_names import METHODS, PARTS
 from pettingllms.types import Group, Task, role_of
 from tests.adversaries import ADVERSARIES, HONEST, Player, adversaries, opened

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 import torch
 
+from pettingllms.assembly import plan_run
 from pettingllms.errors import ConfigError
 from pettingllms.policies.loading import load_policies
-from pettingllms.session import plan_run, run_training
+from pettingllms.session import run_training
 from pettingllms.trainers.advice import BLOCKS, MEASURED, Advice, Reading, Sums, expected
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.callbacks import Callback

@@ -15,8 +15,8 @@ from pettingllms.assembly import default_folder, located, make_env
 from pettingllms.envs import sokoban_v0
 from pettingllms.errors import ConfigError
 from pettingllms.models import EMBEDDED, SHIPPED
-from pettingllms.runs.trackers import numbers_only, tracker_names
 from pettingllms.trainers.config import ATGRPOConfig, resolve
+from pettingllms.trainers.trackers import numbers_only, tracker_names
 from tests import rows_env
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import pettingllms as pl
+from pettingllms.assembly import plan_run
 from pettingllms.envs import search_v0
 from pettingllms.errors import ConfigError
 from pettingllms.methods.m_grpo import (
@@ -28,7 +29,6 @@ from pettingllms.methods.matpo import root_reward
 from pettingllms.rollout.forest import flowing
 from pettingllms.rollout.shapes import SHAPES
 from pettingllms.rollout.trajectory import Trajectory, in_order, with_advantages
-from pettingllms.session import plan_run
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.losses import policy_batches
 from pettingllms.trainers.method import Method

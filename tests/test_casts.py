@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import pettingllms as pl
+from pettingllms.assembly import plan_run
 from pettingllms.errors import ConfigError, UnknownNameError
 from pettingllms.rollout.trajectory import Trajectory
-from pettingllms.session import plan_run
 from pettingllms.trainer import ATGRPOTrainer
 from pettingllms.trainers.at_grpo import AtGrpo
 from pettingllms.trainers.callbacks import Callback

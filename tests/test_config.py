@@ -8,7 +8,7 @@ import pytest
 
 from pettingllms.errors import ConfigError, UnknownNameError
 from pettingllms.trainers.config import ATGRPOConfig, resolve
-from pettingllms.trainers.presets import EMBEDDED, LARGE, LARGE_FULL
+from pettingllms.trainers.settings import EMBEDDED, LARGE, LARGE_FULL
 from pettingllms.trainers.trl_names import HERE, MEANING, NOT_HERE
 
 FIELDS = {field.name: field for field in dataclasses.fields(ATGRPOConfig)}

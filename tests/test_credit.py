@@ -13,16 +13,15 @@ import pytest
 import torch
 
 import pettingllms as pl
+from pettingllms.assembly import plan_run
 from pettingllms.envs.base import TextEnv
 from pettingllms.envs.records import Outcome
 from pettingllms.errors import ConfigError, GroupError
 from pettingllms.methods.counterfactual import outcome_without, shapley
 from pettingllms.rollout.shapes import SHAPES, Episodes
 from pettingllms.rollout.trajectory import Overlong, Trajectory, Without, in_order
-from pettingllms.session import plan_run
 from pettingllms.trainers.config import ATGRPOConfig, resolve
-from pettingllms.trainers.fitting import check_method
-from pettingllms.trainers.method import solved
+from pettingllms.trainers.method import check_method, solved
 from pettingllms.trainers.metrics import rollout_metrics
 from pettingllms.types import Group, Task
 from tests import letters_env, tic_tac_toe_env, toy_env

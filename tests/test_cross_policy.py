@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from pettingllms.assembly import plan_run
 from pettingllms.errors import ConfigError, NonFiniteError, SandboxUnavailable
 from pettingllms.methods.agentrl import AgentRl
 from pettingllms.policies.loading import load_policies
 from pettingllms.runs import checkpoints
-from pettingllms.session import plan_run
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.types import Group, Request, Sample

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 import pettingllms as pl
+from pettingllms.assembly import plan_run
 from pettingllms.envs import coding_v0
 from pettingllms.errors import ConfigError, SandboxUnavailable
 from pettingllms.methods.cure import program_reward, rewards_of_tests
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.sandbox import Sandbox, open_sandbox
-from pettingllms.session import plan_run
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.method import Method
 from pettingllms.types import Group, Task

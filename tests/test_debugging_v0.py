@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from benchmarks.environments import debugging_v0
+from pettingllms.assembly import plan_run
 from pettingllms.sandbox import Sandbox, open_sandbox
-from pettingllms.session import plan_run
 from pettingllms.trainers.config import ATGRPOConfig
 from tests.test_coding_v0 import a_row, code
 

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from pettingllms.assembly import training_env
+from pettingllms.assembly import plan_run, training_env
 from pettingllms.errors import ConfigError, PettingLLMsError
 from pettingllms.policies.loading import load_policies
 from pettingllms.rollout.episode import Episode, tasks_of_step
 from pettingllms.runs import RunFolder, checkpoints
-from pettingllms.session import plan_run
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.difficulty import Pools

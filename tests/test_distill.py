@@ -11,10 +11,10 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
+from pettingllms.assembly import plan_run
 from pettingllms.errors import ConfigError
 from pettingllms.policies.loading import load_policies
 from pettingllms.rollout.trajectory import Trajectory
-from pettingllms.session import plan_run
 from pettingllms.trainers.at_grpo import ATGRPO
 from tests import letters_env
 from tests.test_checkpoints import CONFIG as SMALL

@@ -10,12 +10,12 @@ import sys
 import pytest
 import torch
 
+from pettingllms.assembly import plan_run
 from pettingllms.distributed.cluster import connected
 from pettingllms.distributed.guardian import processes_of
 from pettingllms.distributed.pools import placed, pools_of
 from pettingllms.errors import ConfigError
 from pettingllms.policies.loading import load_policies
-from pettingllms.session import plan_run
 from pettingllms.trainer import ATGRPOTrainer
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
 from pettingllms.trainers.play import shards

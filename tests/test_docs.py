@@ -19,7 +19,7 @@ import yaml
 import pettingllms
 from pettingllms.data.coding_schemas import load_tasks
 from pettingllms.trainers.config import ATGRPOConfig, resolve
-from pettingllms.trainers.per_policy import OWN, own_settings
+from pettingllms.trainers.settings import OWN, own_settings
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

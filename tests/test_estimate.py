@@ -15,7 +15,7 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from benchmarks.measure import saved_bytes
-from pettingllms.assembly import build_policies
+from pettingllms.assembly import build_policies, plan_run
 from pettingllms.cli import train
 from pettingllms.cli.estimate import (
     Gpu,
@@ -29,7 +29,6 @@ from pettingllms.errors import ConfigError
 from pettingllms.policies.packing import batch_logprobs, microbatches
 from pettingllms.policies.prefix_trial import share_prompts
 from pettingllms.policies.weights import LoraWeights
-from pettingllms.session import plan_run
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.types import Sample

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from pettingllms.assembly import plan_run
 from pettingllms.envs.base import TextEnv
 from pettingllms.envs.records import Outcome
 from pettingllms.errors import UnknownNameError
@@ -21,7 +22,6 @@ from pettingllms.rollout.engine import RolloutEngine
 from pettingllms.rollout.shapes import SHAPES, Full, Move, Plan, RolloutShape
 from pettingllms.rollout.trajectory import Trajectory, in_order
 from pettingllms.samplers.scripted import ScriptedSampler
-from pettingllms.session import plan_run
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.method import Method
 from pettingllms.trainers.metrics import generated_tokens

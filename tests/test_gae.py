@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from pettingllms.assembly import plan_run
 from pettingllms.envs.base import Outcome
 from pettingllms.errors import NonFiniteError
 from pettingllms.methods.critic import Critic
 from pettingllms.methods.marft import chained, standardized
 from pettingllms.rollout.trajectory import Trajectory
-from pettingllms.session import plan_run
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.method import Method

@@ -10,7 +10,7 @@ from pettingllms.errors import ConfigError
 from pettingllms.models import gguf, model_path
 from pettingllms.policies.sources import check_model
 from pettingllms.trainers.config import ATGRPOConfig, resolve
-from pettingllms.trainers.presets import SMALL
+from pettingllms.trainers.settings import SMALL
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_a_converted_model_is_found_in_the_cache(packaged, monkeypatch):
 
 def test_settings_for_smollm2_follow_from_the_environment(monkeypatch):
     for fast, dtype in ((True, "bfloat16"), (False, "auto")):
-        monkeypatch.setattr("pettingllms.trainers.presets.fast_bfloat16", lambda fast=fast: fast)
+        monkeypatch.setattr("pettingllms.trainers.settings.fast_bfloat16", lambda fast=fast: fast)
         config = resolve(ATGRPOConfig(env="read"))
         assert (config.model, config.dtype, config.embedded) == ("smollm2", dtype, False)
         assert (config.max_completion_length, config.max_steps, config.temperature) == (12, 40, 0.7)

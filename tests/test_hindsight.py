@@ -19,13 +19,13 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks import hindsight_training, reading, sweet
 from benchmarks.cells import Cell
+from pettingllms.assembly import plan_run
 from pettingllms.envs import ENVIRONMENTS, make
 from pettingllms.envs.base import TextEnv, next_agent
 from pettingllms.envs.check import view
 from pettingllms.errors import ConfigError
 from pettingllms.policies.loading import load_policies
 from pettingllms.rollout.trajectory import Trajectory
-from pettingllms.session import plan_run
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.types import Conversation, Group, Sample, Task

@@ -15,7 +15,7 @@ import torch
 from pettingzoo.test.api_test import api_test
 from pettingzoo.test.seed_test import seed_test
 
-from pettingllms.assembly import located, make_env
+from pettingllms.assembly import located, make_env, plan_run
 from pettingllms.envs import judged
 from pettingllms.envs.aec import ForeignEnv, clone_env, load_env
 from pettingllms.envs.base import next_agent
@@ -26,7 +26,7 @@ from pettingllms.policies.loading import load_policies
 from pettingllms.rollout.engine import RolloutEngine
 from pettingllms.rollout.trajectory import Trajectory, in_order
 from pettingllms.samplers.scripted import ScriptedSampler
-from pettingllms.session import plan_run, run_training
+from pettingllms.session import run_training
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.types import Group, Task

@@ -11,12 +11,12 @@ import pytest
 import torch
 from pettingzoo import AECEnv
 
+from pettingllms.assembly import plan_run
 from pettingllms.errors import ConfigError, NonFiniteError
 from pettingllms.methods.league import League, Version, won_by
 from pettingllms.policies.loading import load_policies
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.runs import checkpoints
-from pettingllms.session import plan_run
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.method import Method

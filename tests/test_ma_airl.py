@@ -14,6 +14,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from pettingllms.assembly import plan_run
 from pettingllms.cli import train
 from pettingllms.envs import make
 from pettingllms.envs.base import TextEnv, next_agent
@@ -31,7 +32,6 @@ from pettingllms.policies.chat import Chat
 from pettingllms.policies.loading import load_policies
 from pettingllms.rollout.episode import Episode, tasks_of_step
 from pettingllms.rollout.trajectory import Trajectory
-from pettingllms.session import plan_run
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.types import Candidate, Task

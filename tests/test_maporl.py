@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from pettingllms.assembly import plan_run
 from pettingllms.errors import ConfigError
 from pettingllms.methods.maporl import discounted, others_change, own_change
 from pettingllms.rollout.trajectory import Trajectory
-from pettingllms.session import plan_run
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.method import Method
 from pettingllms.types import Group, Task

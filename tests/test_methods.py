@@ -12,13 +12,13 @@ import pytest
 import torch
 
 import pettingllms as pl
+from pettingllms.assembly import plan_run
 from pettingllms.errors import UnknownNameError
 from pettingllms.rollout import shapes
 from pettingllms.rollout.trajectory import Trajectory, outcome_is_late
 from pettingllms.runs import config_text, read_config
 from pettingllms.runs.folder import upgraded
-from pettingllms.session import plan_run
-from pettingllms.trainers import fitting, losses, method_names
+from pettingllms.trainers import losses, method, method_names
 from pettingllms.trainers.callbacks import Silent
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.losses import policy_batches
@@ -225,7 +225,7 @@ def test_the_page_of_methods_describes_every_method_and_loss():
     parts: list[tuple[Any, Iterable[str]]] = [
         (shapes, shapes.SHAPES.own),
         (method_names, PARTS),
-        (fitting, fitting.NEEDS),
+        (method, method.NEEDS),
     ]
     for module, names in parts:
         assert f"::: {module.__name__}\n" in page

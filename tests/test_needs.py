@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
+from pettingllms.assembly import plan_run
 from pettingllms.envs import ENVIRONMENTS, load_env
 from pettingllms.errors import ConfigError
-from pettingllms.session import plan_run
 from pettingllms.trainers.config import ATGRPOConfig, resolve
-from pettingllms.trainers.fitting import NEEDS, check_needs
-from pettingllms.trainers.method import Method
+from pettingllms.trainers.method import NEEDS, Method, check_needs
 from pettingllms.trainers.method_names import METHODS, PARTS
 from tests import tic_tac_toe_env
 

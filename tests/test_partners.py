@@ -16,6 +16,7 @@ import openai
 import pytest
 import torch
 
+from pettingllms.assembly import plan_run
 from pettingllms.cli import evaluate as eval_command
 from pettingllms.cli import train as train_command
 from pettingllms.cli.evaluate import dry_run
@@ -31,7 +32,6 @@ from pettingllms.runs import read_config
 from pettingllms.samplers.api import ApiPartners, without_control_tokens, without_ending
 from pettingllms.samplers.api_call import ApiSettings
 from pettingllms.serving.role_server import RoleServer
-from pettingllms.session import plan_run
 from pettingllms.session import run_training as train
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.types import Task

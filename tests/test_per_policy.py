@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import pettingllms as pl
+from pettingllms.assembly import plan_run
 from pettingllms.errors import ConfigError
-from pettingllms.session import plan_run
 from pettingllms.trainers.config import ATGRPOConfig, resolve
-from pettingllms.trainers.per_policy import OWN, own_settings
+from pettingllms.trainers.settings import OWN, own_settings
 
 torch.set_num_threads(1)
 SMALL: dict[str, Any] = {

@@ -33,7 +33,7 @@ from pettingllms.envs.tool_calls import MOST_CALLS, read_calls
 from pettingllms.errors import CloneError, ConfigError, UnknownNameError
 from pettingllms.models.shared_prompts import hidden_states
 from pettingllms.policies import packing
-from pettingllms.trainers.fitting import lacking
+from pettingllms.trainers.method import lacking
 from pettingllms.trainers.method_names import METHODS
 from pettingllms.types import Conversation
 from tests.listening_program import ROLES, asked, chat_env, relay, sent, user

@@ -72,8 +72,8 @@ def test_a_node_lost_with_all_workers_and_learners_changes_no_bit(cluster, joine
 def test_a_learner_that_cannot_start_is_reported_before_anything_is_evaluated(
     joined, cluster, tmp_path
 ):
-    from pettingllms.assembly import build_policies
-    from pettingllms.session import plan_run
+    from pettingllms.assembly import build_policies, plan_run
+    from pettingllms.session import trainer_of
     from pettingllms.trainers.config import ATGRPOConfig
 
     cluster.add_node(num_cpus=3)
@@ -83,7 +83,7 @@ def test_a_learner_that_cannot_start_is_reported_before_anything_is_evaluated(
     shutil.rmtree(model)
     with (
         pytest.raises(ConfigError, match=r"model .* cannot be loaded") as raised,
-        plan.trainer(policies, (), joined),
+        trainer_of(plan, policies, (), joined),
     ):
         pytest.fail("the trainer was handed out")
     assert "\n" not in str(raised.value)

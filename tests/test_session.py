@@ -20,10 +20,11 @@ import yaml
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
+from pettingllms.assembly import plan_run
 from pettingllms.errors import ConfigError, NonFiniteError, RunFolderError, SandboxUnavailable
 from pettingllms.evaluation.plots import curves, smooth
 from pettingllms.rollout.trajectory import Trajectory
-from pettingllms.session import Summary, plan_run
+from pettingllms.session import Summary
 from pettingllms.session import run_training as train
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.losses import PolicyBatch

@@ -12,7 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from pettingllms.assembly import default_folder, isolation_of, located, make_env, training_env
+from pettingllms.assembly import (
+    default_folder,
+    isolation_of,
+    located,
+    make_env,
+    plan_run,
+    training_env,
+)
 from pettingllms.cli import envs
 from pettingllms.envs import load_env
 from pettingllms.envs.aec import pickled
@@ -27,7 +34,7 @@ from pettingllms.policies.policy_set import PolicySet
 from pettingllms.rollout.episode import tasks_of_step
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.runs import RunFolder, checkpoints
-from pettingllms.session import Summary, plan_run
+from pettingllms.session import Summary
 from pettingllms.session import run_training as train
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig, resolve

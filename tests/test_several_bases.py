@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import pettingllms as pl
-from pettingllms.assembly import build_policies, make_env
+from pettingllms.assembly import build_policies, make_env, plan_run
 from pettingllms.cli.estimate import dry_run
 from pettingllms.cli.evaluate import parse as parse_eval
 from pettingllms.cli.view import main as view
@@ -33,12 +33,11 @@ from pettingllms.policies.policy_set import Base, PolicySet
 from pettingllms.runs import read_config
 from pettingllms.samplers.vllm_process import ServerError, VllmEndpoint
 from pettingllms.serving.role_server import RoleServer
-from pettingllms.session import plan_run
 from pettingllms.session import run_training as train
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.losses import PolicyBatch
-from pettingllms.trainers.per_policy import own_settings
+from pettingllms.trainers.settings import own_settings
 from pettingllms.types import Request, Sample
 from tests.served import running
 from tests.tiny_lm import SHORT_RUN, save_tiny, save_tiny_llama

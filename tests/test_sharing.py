@@ -19,6 +19,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from pettingllms.assembly import plan_run
 from pettingllms.cli import serve as serve_command
 from pettingllms.contrib.sharing import command as share_command
 from pettingllms.contrib.sharing.card import license_of, public_settings
@@ -28,7 +29,6 @@ from pettingllms.evaluation.config import EvalConfig
 from pettingllms.evaluation.run import run_evaluation
 from pettingllms.runs.team import team_of
 from pettingllms.samplers.vllm_process import free_port
-from pettingllms.session import plan_run
 from pettingllms.session import run_training as train
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from tests.hub_stub import TOKEN, Hub, hub_stub

@@ -12,7 +12,7 @@ from gymnasium.spaces import Dict, Space, Text
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pettingllms.envs.spaces import SAMPLE_LENGTH, FreeText
+from pettingllms.envs.base import SAMPLE_LENGTH, FreeText
 from pettingllms.errors import ConfigError
 
 # Hypothesis leaves surrogates out unless they are asked for.

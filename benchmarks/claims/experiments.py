@@ -11,7 +11,7 @@ from benchmarks.protocol import ARGUMENTS as SIGNAL_ARGUMENTS
 from benchmarks.protocol import COMMON as SIGNAL_SETTINGS
 from pettingllms.envs.aec import creator_of
 from pettingllms.models import DEFAULT, SHIPPED, declared_in
-from pettingllms.trainers import presets
+from pettingllms.trainers.settings import EMBEDDED as PRESET
 
 SEEDS = (0, 1, 2, 3, 4)
 """Of what is reported; no learning rate was chosen by them."""
@@ -51,7 +51,7 @@ def _own(env: str) -> tuple[Path, Mapping[str, Any], Mapping[str, Any]]:
     env_class = creator_of(env)
     name = getattr(env_class, "embedded_model", DEFAULT)
     declared = declared_in(name)
-    settings = presets.EMBEDDED | dict(getattr(env_class, f"{declared}_training", {}))
+    settings = PRESET | dict(getattr(env_class, f"{declared}_training", {}))
     return SHIPPED[name], getattr(env_class, declared), settings
 
 
@@ -65,7 +65,7 @@ def _short(env: str, tokens: int, updates: int, seconds: float, arms: tuple[str,
 _SIGNAL = (SIGNAL_ARGUMENTS, {**SIGNAL_SETTINGS, "learning_rate": 3e-3})
 # Of all families of problems and in four turns, which is harder than the default.
 _HARDER = {"prompt": "compact", "steps": (3, 3)}
-_LONGER = presets.EMBEDDED | {"max_steps": 60, "eval_steps": 10}
+_LONGER = PRESET | {"max_steps": 60, "eval_steps": 10}
 
 
 AT_GRPO, EXCHANGED, SHARED = "AT-GRPO", "exchanged", "shared policy"

@@ -30,13 +30,13 @@ from pettingllms.envs.aec import (
     BRIDGES,
     AnyEnv,
     creator_of,
+    entries_of,
     load_env,
     made_with,
     observe_text,
     takes_anything,
 )
 from pettingllms.envs.base import next_agent
-from pettingllms.envs.several import entries_of
 from pettingllms.errors import CloneError, ConfigError, ConformanceError
 from pettingllms.models import SHIPPED, declared_in
 from pettingllms.trainers.settings import as_object

@@ -21,10 +21,9 @@ from typing import Any, NamedTuple
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from pettingllms.assembly import build_policies, make_env
-from pettingllms.envs.aec import AnyEnv, observe_text
+from pettingllms.assembly import TrainPlan, build_policies, make_env, plan_run
+from pettingllms.envs.aec import AnyEnv, longest, observe_text, parts_of
 from pettingllms.envs.base import next_agent
-from pettingllms.envs.several import longest, parts_of
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.evaluation import evaluate, held_out
 from pettingllms.evaluation.ablation import role_teams
@@ -39,11 +38,10 @@ from pettingllms.rollout.shapes import RolloutShape
 from pettingllms.rollout.trajectory import Trajectory, in_order, with_advantages
 from pettingllms.runs import config_text
 from pettingllms.samplers.base import DEFAULT_TOKENS_PER_BATCH
-from pettingllms.session import TrainPlan, plan_run
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig
 from pettingllms.trainers.method import Method
-from pettingllms.trainers.per_policy import by_base, own_settings
+from pettingllms.trainers.settings import by_base, own_settings
 from pettingllms.types import policy_of, role_of
 
 HERE, CPU = "here", "cpu"

@@ -296,10 +296,10 @@ def dry_run(options: EvalConfig) -> str:
     import yaml
 
     from pettingllms.cli.estimate import shape_of
-    from pettingllms.envs.several import longest
+    from pettingllms.envs.aec import longest
     from pettingllms.evaluation.run import plan_of
     from pettingllms.policies.roles import own_names
-    from pettingllms.trainers.per_policy import by_base
+    from pettingllms.trainers.settings import by_base
     from pettingllms.types import is_partner
 
     plan = plan_of(options)

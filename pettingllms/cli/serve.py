@@ -120,7 +120,7 @@ def _run(run: str, options: ServeOptions) -> int:
     from pettingllms.policies.sources import TEAM
     from pettingllms.runs import CONFIG
     from pettingllms.samplers.vllm_args import installed
-    from pettingllms.trainers.per_policy import common_settings
+    from pettingllms.trainers.settings import common_settings
     from pettingllms.types import is_partner
 
     settings = dict(options.over)
@@ -230,7 +230,7 @@ def vllm_process(
         require_vllm,
     )
     from pettingllms.samplers.vllm_process import VllmProcess
-    from pettingllms.trainers.per_policy import base_model, common_settings
+    from pettingllms.trainers.settings import base_model, common_settings
 
     common = common_settings(config, own_names(roles_to_policies))
     if common is None:
@@ -270,7 +270,7 @@ def _serve_vllm(
     answer: Answer,
 ) -> None:
     from pettingllms.serving.proxy import VllmServer, players_of
-    from pettingllms.trainers.per_policy import base_model
+    from pettingllms.trainers.settings import base_model
 
     print(f"starting vLLM; it logs to {process.log}", flush=True)
     stopping = threading.Event()

@@ -133,10 +133,9 @@ def _run(command: TrainCommand) -> int:
 
 def _probed(config: ATGRPOConfig, completions: int) -> str:
     """What `--probe` prints."""
-    from pettingllms.assembly import build_policies
+    from pettingllms.assembly import build_policies, plan_run
     from pettingllms.cli.display import without_bars
     from pettingllms.evaluation.probe import probe, report
-    from pettingllms.session import plan_run
 
     without_bars()
     plan = plan_run(config)

@@ -35,8 +35,8 @@ from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.losses import PolicyBatch
 from pettingllms.trainers.method import Casting, Method
 from pettingllms.trainers.metrics import Clock
-from pettingllms.trainers.per_policy import own_settings
 from pettingllms.trainers.play import Player
+from pettingllms.trainers.settings import own_settings
 from pettingllms.types import Task
 
 Arrays = dict[str, np.ndarray[Any, Any]]

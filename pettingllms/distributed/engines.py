@@ -40,7 +40,7 @@ from pettingllms.samplers.vllm_actors import (
 )
 from pettingllms.samplers.vllm_args import engine_options
 from pettingllms.trainers.config import ResolvedConfig
-from pettingllms.trainers.per_policy import own_settings
+from pettingllms.trainers.settings import own_settings
 
 logger = logging.getLogger(__name__)
 LOOK_SECONDS = 0.5

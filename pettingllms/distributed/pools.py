@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.trainers.config import ResolvedConfig
-from pettingllms.trainers.per_policy import by_base, own_settings
+from pettingllms.trainers.settings import by_base, own_settings
 
 WORKERS = "workers"
 RANKS = 32

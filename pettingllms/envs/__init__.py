@@ -21,10 +21,9 @@ from pettingllms.envs.aec import (
     load_env,
     observe_text,
 )
-from pettingllms.envs.base import TextEnv, next_agent
+from pettingllms.envs.base import FreeText, TextEnv, next_agent
 from pettingllms.envs.check import check_env
 from pettingllms.envs.records import Outcome, Record, Snapshot
-from pettingllms.envs.spaces import FreeText
 from pettingllms.types import role_of
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Any PettingZoo AEC environment: found by name or path, copied, and read as text.
+"""Any PettingZoo AEC environment, or several: found by name or path, copied, and read as text.
 
 Environments of this package promise more than PettingZoo asks for (`TextEnv`). The functions
 here ask for less, so that a third party's environment can be trained on unchanged: a PettingZoo
@@ -19,12 +19,13 @@ import copy
 import functools
 import inspect
 import io
+import math
 import pickle
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, NamedTuple, Self, cast
 
 import pettingzoo
 from gymnasium.utils import EzPickle
@@ -34,7 +35,7 @@ from pettingzoo.utils.wrappers.base import BaseWrapper
 
 from pettingllms.envs import arguments
 from pettingllms.envs.base import TextEnv
-from pettingllms.envs.several import Several, entries_of
+from pettingllms.envs.several import SeveralEnvs, own_arguments
 from pettingllms.errors import (
     CloneError,
     ConfigError,
@@ -75,6 +76,8 @@ BRIDGES = {
     "pettingzoo": "pettingllms.contrib.games.classic_v0:env",
 }
 """What makes environments of something else: `textarena:TicTacToe-v0`, `program:my_team.py:solve`."""
+FORM = "a=coding,b=search*2"
+_NAMED = re.compile(r"[^:/.=]*=|[^:/.=]*,")
 
 
 # Positional only, because an environment may have an argument called `name` itself.
@@ -174,6 +177,75 @@ def creator_of(name: str) -> Any:
     return _resolve(entry_point) if isinstance(entry_point, str) else entry_point
 
 
+class Weighted(NamedTuple):
+    """One of several environments, as the settings have it."""
+
+    env: str
+    weight: float
+
+
+def entries_of(env: str) -> dict[str, Weighted]:
+    """Name -> entry of each of several environments; nothing for the name of one.
+
+    Raises:
+        ConfigError: not of the form `a=coding,b=search*2`.
+    """
+    if not _NAMED.match(env) or env.startswith("{"):
+        return {}
+    entries: dict[str, Weighted] = {}
+    for entry in env.split(","):
+        name, equals, value = (word.strip() for word in entry.partition("="))
+        source, star, weight = (word.strip() for word in value.partition("*"))
+        if not (equals and name.isidentifier() and source):
+            raise ConfigError(f"env: several environments have names, as in {FORM}, got {entry!r}")
+        if name in entries:
+            raise ConfigError(f"env: two environments are called {name!r}; give each its own name")
+        if entries_of(source):
+            raise ConfigError(f"env: {name!r} must be one environment, got {source!r}")
+        entries[name] = Weighted(source, _weight(name, weight) if star else 1.0)
+    return entries
+
+
+def _weight(name: str, text: str) -> float:
+    try:
+        weight = float(text)
+    except ValueError:
+        weight = math.nan
+    if not 0 < weight < math.inf:
+        raise ConfigError(f"env: the weight of {name!r} must be a number above 0, got {text!r}")
+    return weight
+
+
+def text_of(entries: Mapping[str, Weighted]) -> str:
+    """The inverse of `entries_of`."""
+    return ",".join(
+        f"{name}={entry.env}" + f"*{entry.weight}".removesuffix(".0") * (entry.weight != 1)
+        for name, entry in entries.items()
+    )
+
+
+def environment_of(env: str, task: str) -> str:
+    """The environment that a training task is of, by its id; `env` itself where that is the only one."""
+    return task.partition(":")[0] if entries_of(env) else env
+
+
+class Several:
+    """What makes several environments, each from its own maker."""
+
+    def __init__(self, entries: Mapping[str, Weighted], makers: Mapping[str, Any]) -> None:
+        self.entries, self.parts = entries, makers
+
+    def __call__(self, **arguments: Any) -> SeveralEnvs:
+        """Makes them with arguments by name: `make("a=read,b=math", a={"split": "test"})`."""
+        by_name = own_arguments([*self.parts], arguments)
+        return self.made(lambda name: self.parts[name](**by_name[name]))
+
+    def made(self, make: Callable[[str], AnyEnv]) -> SeveralEnvs:
+        """The environments that `make` returns for the names."""
+        weights = {name: entry.weight for name, entry in self.entries.items()}
+        return SeveralEnvs({name: make(name) for name in self.entries}, weights)
+
+
 def _example(name: str) -> Any:
     root = Path(__file__).parents[2]
     if not (root / "benchmarks" / "environments").is_dir():
@@ -235,6 +307,26 @@ def roles_of(env: AnyEnv) -> list[str]:
 def seats_of(env: AnyEnv) -> tuple[list[str], list[str]]:
     """The roles and the agents of an environment, in turn order."""
     return roles_of(env), list(map(str, env.possible_agents))
+
+
+def parts_of(env: Any) -> list[Any]:
+    """Several environments, or their makers, one by one; of one, itself."""
+    inner = getattr(env, "unwrapped", env)
+    return [*inner.parts.values()] if isinstance(inner, Several | SeveralEnvs) else [env]
+
+
+def longest(env: Any, counted: Callable[[Sequence[str]], int] = len) -> tuple[int | None, int]:
+    """Turns of an agent at the most, None where they are not known, and decisions of an episode.
+
+    Without a limit, the decisions are those of one turn; `counted` says how many of the agents count.
+    """
+    pairs: list[tuple[Any, int]] = [
+        (getattr(single.unwrapped, "max_turns", None), counted([*map(str, single.possible_agents)]))
+        for single in parts_of(env)
+    ]
+    if any(limit is None for limit, _ in pairs):
+        return None, max(count for _, count in pairs)
+    return max(limit for limit, _ in pairs), max(limit * count for limit, count in pairs)
 
 
 def clone_env(env: AnyEnv) -> AnyEnv:

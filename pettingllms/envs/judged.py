@@ -15,10 +15,17 @@ from typing import Any
 
 from gymnasium.spaces import Dict
 
-from pettingllms.envs.aec import AnyEnv, ForeignEnv, creator_of, made_by, observe_text
+from pettingllms.envs.aec import (
+    AnyEnv,
+    ForeignEnv,
+    creator_of,
+    entries_of,
+    made_by,
+    observe_text,
+    text_of,
+)
+from pettingllms.envs.base import MAX_TEXT, FreeText
 from pettingllms.envs.parsing import shortened
-from pettingllms.envs.several import entries_of, text_of
-from pettingllms.envs.spaces import MAX_TEXT, FreeText
 from pettingllms.envs.thinking import CLOSE, OPEN, without_thought
 from pettingllms.errors import ConfigError
 

@@ -24,8 +24,8 @@ from pettingllms.assembly import (
     partners_of,
 )
 from pettingllms.data.rows import data_digests, digest
-from pettingllms.envs.aec import roles_of, seats_of
-from pettingllms.envs.several import entries_of, own_arguments, parts_of
+from pettingllms.envs.aec import entries_of, parts_of, roles_of, seats_of
+from pettingllms.envs.several import own_arguments
 from pettingllms.errors import ConfigError, RunFolderError
 from pettingllms.evaluation import report
 from pettingllms.evaluation.chunks import EPISODES_AT_ONCE, Sampling
@@ -62,8 +62,7 @@ from pettingllms.sandbox.isolation import announce
 from pettingllms.statistics import Difference, Estimate, corrected
 from pettingllms.trainers.callbacks import Display, Silent
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
-from pettingllms.trainers.per_policy import check_policy_settings
-from pettingllms.trainers.presets import embedded_arguments
+from pettingllms.trainers.settings import check_policy_settings, embedded_arguments
 from pettingllms.types import JsonObject, Task, is_partner
 
 AT_ONCE_ELSEWHERE = 512

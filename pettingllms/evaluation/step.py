@@ -28,7 +28,7 @@ from pettingllms.rollout.episode import AnyEnv, Episode, score
 from pettingllms.rollout.pairs import read_episodes, said, write_folder
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.samplers.base import Sampler
-from pettingllms.trainers.fitting import NEEDS, lacking
+from pettingllms.trainers.method import NEEDS, lacking
 from pettingllms.types import Candidate, is_partner
 
 CORRECTED = "corrected"

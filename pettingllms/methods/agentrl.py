@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from pettingllms.envs.several import environment_of
+from pettingllms.envs.aec import environment_of
 from pettingllms.errors import ConfigError
 from pettingllms.trainers.at_grpo import EPSILON, SAME, AtGrpo
 from pettingllms.trainers.config import ResolvedConfig

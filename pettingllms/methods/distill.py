@@ -19,7 +19,7 @@ from pettingllms.policies.roles import BASE
 from pettingllms.policies.sources import adapter_folders, is_adapter, is_folder, located_adapters
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.method import Attached, Method, argument
-from pettingllms.trainers.per_policy import base_model
+from pettingllms.trainers.settings import base_model
 from pettingllms.types import Advantage, Group, Sample
 
 

@@ -21,7 +21,7 @@ from pettingllms.policies.sources import check_base, located_adapters
 from pettingllms.trainers.at_grpo import AtGrpo, centered
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.method import Attached, argument
-from pettingllms.trainers.per_policy import base_model
+from pettingllms.trainers.settings import base_model
 from pettingllms.types import Advantage, Candidate, Conversation, Group, Sample
 
 KNOWN = "What is known of the solution:\n{}\n\n"

@@ -22,7 +22,7 @@ from pettingllms.policies.roles import is_own, own_names, trained_policies
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.method import Casting, Method, argument
-from pettingllms.trainers.per_policy import OF_THE_BASE, OF_THE_POLICY, own_settings
+from pettingllms.trainers.settings import OF_THE_BASE, OF_THE_POLICY, own_settings
 from pettingllms.types import policy_of
 
 OPPONENTS = ("prioritized", "uniform", "latest")

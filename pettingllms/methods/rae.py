@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pettingllms.envs.several import environment_of
+from pettingllms.envs.aec import environment_of
 from pettingllms.methods.grpo import member_of
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.method import Method, argument

@@ -40,8 +40,8 @@ from pettingllms.trainers.difficulty import Pools
 from pettingllms.trainers.losses import PolicyBatch, RoleGradients, policy_batches, policy_loss
 from pettingllms.trainers.method import Casting, Method
 from pettingllms.trainers.metrics import Clock, LossMeter, rollout_metrics
-from pettingllms.trainers.per_policy import trained_settings
 from pettingllms.trainers.play import Player, sampled
+from pettingllms.trainers.settings import trained_settings
 from pettingllms.types import Advantage, Group, Task
 
 EPSILON = 1e-4

@@ -29,11 +29,11 @@ from pettingllms.sandbox.isolation import LEVELS
 from pettingllms.sandbox.types import HELP as SANDBOX_HELP
 from pettingllms.sandbox.types import SandboxSettings
 from pettingllms.trainers.method_names import METHODS, PARTS
-from pettingllms.trainers.presets import open_values
 from pettingllms.trainers.settings import (
     check_names,
     check_values,
     normalized,
+    open_values,
     policies_setting,
     sampling_setting,
     setting,

@@ -17,8 +17,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from pettingllms.envs.aec import clone_env
-from pettingllms.envs.several import parts_of
+from pettingllms.envs.aec import clone_env, parts_of
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.rollout.engine import RolloutEngine, longest_prompts
 from pettingllms.rollout.episode import AnyEnv, tasks_of_step

@@ -54,7 +54,7 @@ class TransformersCallback(Callback):
             # transformers' `set_seed`, which a callback may call with it, seeds NumPy, which takes
             # 32 bits.
             seed=config.seed % (1 << 32),
-            # The run's own trackers (`pettingllms.runs.trackers`) log the metrics.
+            # The run's own trackers (`pettingllms.trainers.trackers`) log the metrics.
             report_to=[],
             use_cpu=trainer.policies.device.type == "cpu",
         )

@@ -7,7 +7,7 @@ what it all came to. What it promises beyond PettingZoo is what `check_env` chec
 exact copies among it.
 
 The outcome is late: `metadata["outcome"]` says so, and estimators that compare what candidates earn at
-once are refused (`pettingllms.trainers.fitting`).
+once are refused (`pettingllms.trainers.method`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ import numpy as np
 from gymnasium.spaces import Dict, Discrete
 
 from pettingllms.envs import arguments
-from pettingllms.envs.base import AgentEnv, stream_seed
-from pettingllms.envs.spaces import FreeText
+from pettingllms.envs.base import AgentEnv, FreeText, stream_seed
 from pettingllms.envs.thinking import UNCLOSED, without_thought
 from pettingllms.errors import ConfigError
 

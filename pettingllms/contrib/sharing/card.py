@@ -24,7 +24,7 @@ from pettingllms.policies.sources import HUB
 from pettingllms.registry import names_in
 from pettingllms.runs import versions
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig
-from pettingllms.trainers.per_policy import by_base, own_settings
+from pettingllms.trainers.settings import by_base, own_settings
 
 CURVES = "curves.png"
 EMBEDDED_NAME = "pettingllms-embedded"

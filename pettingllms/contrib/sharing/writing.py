@@ -14,9 +14,8 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from pettingllms.assembly import make_env
 from pettingllms.contrib.sharing.card import CURVES, SharedRun, card_of, public_settings
 from pettingllms.data import hub
-from pettingllms.envs.aec import AnyEnv, clone_env, observe_text
+from pettingllms.envs.aec import AnyEnv, clone_env, observe_text, parts_of
 from pettingllms.envs.questions import role_prompts
-from pettingllms.envs.several import parts_of
 from pettingllms.errors import ConfigError, PettingLLMsError, RunFolderError
 from pettingllms.policies.roles import parse_policies
 from pettingllms.policies.sources import HUB, TEAM
