@@ -7,6 +7,8 @@ RUN ?= runs/latest
 BENCH ?=
 
 BIN = $(VENV)/bin
+# Each process would compile all that it imports again.
+unexport PYTHONDONTWRITEBYTECODE
 # One order of hashes and sets in every process, so that a failure can be repeated.
 PYTEST = PYTHONHASHSEED=0 $(BIN)/python -m pytest
 # Without arguments: training, tests and checks. With them: these extras as well.

@@ -6,7 +6,6 @@ several micro-batches.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -45,14 +44,18 @@ DEFAULTS = {
     "delta": None,
     "entropy_coef": 0.0,
 }
+# Every type without other terms and with all of them, and each term alone.
 GRID = [
     dict(zip(DEFAULTS, values, strict=True))
-    for values in itertools.product(
-        ("grpo", "bnpo", "dr_grpo", "dapo"), ("token",), (0.0, 0.04), (None, 3.0), (0.0, 0.01)
-    )
-] + [
-    dict(zip(DEFAULTS, values, strict=True))
     for values in (
+        *(
+            (name, "token", *terms)
+            for name in ("grpo", "bnpo", "dr_grpo", "dapo")
+            for terms in ((0.0, None, 0.0), (0.04, 3.0, 0.01))
+        ),
+        ("grpo", "token", 0.04, None, 0.0),
+        ("bnpo", "token", 0.0, 3.0, 0.0),
+        ("dr_grpo", "token", 0.0, None, 0.01),
         ("cispo", "token", 0.0, None, 0.0),
         ("cispo", "token", 0.04, None, 0.01),
         ("sapo", "token", 0.0, None, 0.0),
