@@ -22,7 +22,7 @@ from benchmarks.priming.prime import (
     small_command,
 )
 from pettingllms.data.splits import SPLITS
-from pettingllms.envs.crew_v0 import CONDUCTOR, JOBS, CrewState, raw_env
+from benchmarks.environments.crew_v0 import CONDUCTOR, JOBS, CrewState, raw_env
 
 OUT = Path(__file__).parents[1] / "out" / "crew" / "base"
 CALLS = 0.8

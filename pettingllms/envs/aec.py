@@ -52,7 +52,6 @@ ENVIRONMENTS = Registry(
     "environment",
     {
         "coding": "pettingllms.envs.coding_v0:env",
-        "crew": "pettingllms.envs.crew_v0:env",
         "duet": "pettingllms.envs.duet_v0:env",
         "math": "pettingllms.envs.math_v0:env",
         "plan_path": "pettingllms.envs.plan_path_v0:env",
@@ -66,7 +65,7 @@ ENVIRONMENTS = Registry(
 registry, the command line and the tests find it from there."""
 
 
-MOVED = ("debugging", "signal")
+MOVED = ("crew", "debugging", "signal")
 """Examples of the repository, which a checkout still knows by these names."""
 BRIDGES = {
     "judged": "pettingllms.envs.judged:env",

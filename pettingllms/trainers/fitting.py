@@ -101,8 +101,8 @@ NEEDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "calls": (
         lambda env: not env.metadata.get("caller"),
-        "is for an agent that calls others, and {env} names none in its metadata (crew and debugging do, and "
-        "search with --env-args.topology nested)",
+        "is for an agent that calls others, and {env} names none in its metadata (search does, with "
+        "--env-args.topology nested)",
     ),
     "privileged": (
         _lacks("_privileged", "privileged_for"),

@@ -6,7 +6,7 @@ A question needs the notes of no worker, of one, or of two one after the other: 
 
 | | |
 |---|---|
-| Creation | `crew_v0.env()`, `pettingzoo.make("aec", "pettingllms/crew-v0")` |
+| Creation | `crew_v0.env()`; in a checkout also `--env crew` |
 | Agents | `conductor_0` and the pool: `clerk_0`, `courier_0`, `vet_0`; with four workers `tailor_0` |
 | Action | `FreeText`: `<call>clerk: Anna</call>` or `<answer>...</answer>` (conductor), `<result>...</result>` (workers) |
 | Observation | `Dict(text: FreeText, turn: Discrete)` |
