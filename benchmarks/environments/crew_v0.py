@@ -45,7 +45,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Unpack
+from typing import Any, ClassVar, NamedTuple, Unpack
 
 from pettingllms.envs import arguments
 from pettingllms.envs.base import Outcome, metadata_of
@@ -180,8 +180,8 @@ class raw_env(TeamEnv):
 
     metadata = metadata_of("crew_v0", caller=CONDUCTOR, judged_replies=True)
     default_turns = 6
-    embedded = {"prompt": "compact"}
-    smollm2 = {"prompt": "small"}
+    embedded: ClassVar[Mapping[str, Any]] = {"prompt": "compact"}
+    smollm2: ClassVar[Mapping[str, Any]] = {"prompt": "small"}
     schemes = ("dense", "sparse")
 
     def __init__(

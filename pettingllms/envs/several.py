@@ -1,8 +1,7 @@
 """Several environments in one training run: `--env a=coding,b=search*2`.
 
-Every environment has a name. Two thirds of the tasks above are those of `b`, by its weight; without
-weights, the shares are equal. `--env-args.a.max_turns 2` is an argument of `a`. Roles with the same name
-in two environments share a policy.
+Two thirds of these tasks are those of `b`, by its weight; without weights, the shares are equal. `--env-args.a.max_turns 2`
+is an argument of `a`. Roles with the same name in two environments share a policy.
 
 A step draws the environment of each of its tasks from the seed and its number alone, and there plays the
 task that this environment would have at this place of the step in a run of its own.
@@ -10,7 +9,9 @@ task that this environment would have at this place of the step in a run of its 
 
 from __future__ import annotations
 
+import contextlib
 import math
+import operator
 import random
 import re
 from bisect import bisect
@@ -57,13 +58,10 @@ def entries_of(env: str) -> dict[str, Weighted]:
 
 
 def _weight(name: str, text: str) -> float:
-    try:
-        weight = float(text)
-    except ValueError:
-        weight = math.nan
-    if not 0 < weight < math.inf:
-        raise ConfigError(f"env: the weight of {name!r} must be a number above 0, got {text!r}")
-    return weight
+    with contextlib.suppress(ValueError):
+        if 0 < (weight := float(text)) < math.inf:
+            return weight
+    raise ConfigError(f"env: the weight of {name!r} must be a number above 0, got {text!r}")
 
 
 def text_of(entries: Mapping[str, Weighted]) -> str:
@@ -85,7 +83,7 @@ def own_arguments(names: Sequence[str], arguments: Mapping[str, Any]) -> dict[st
     Raises:
         ConfigError: an argument without the name of an environment.
     """
-    by_name: dict[str, dict[str, Any]] = {name: {} for name in names}
+    by_name = {name: dict[str, Any]() for name in names}
     for key, value in arguments.items():
         name, _, argument = key.partition(".")
         if name not in by_name or not (argument or isinstance(value, Mapping)):
@@ -111,7 +109,7 @@ class Several:
     def made(self, make: Callable[[str], AnyEnv]) -> SeveralEnvs:
         """The environments that `make` returns for the names."""
         weights = {name: entry.weight for name, entry in self.entries.items()}
-        return SeveralEnvs({name: make(name) for name in self.entries}, weights)
+        return SeveralEnvs({name: make(name) for name in weights}, weights)
 
 
 class SeveralEnvs(AECEnv[str, Any, Any]):
@@ -135,11 +133,9 @@ class SeveralEnvs(AECEnv[str, Any, Any]):
 
     def drawn(self, step: int, count: int, seed: int) -> list[str]:
         """The environments of a step's tasks, in a random order; each has its share, up to one task."""
-        rng, bounds = (
-            random.Random(f"{seed} environments {step}"),
-            [*accumulate(self.weights.values())],
-        )
-        names, offset = [*self.weights], rng.random()
+        rng = random.Random(f"{seed} environments {step}")
+        names, bounds = [*self.weights], [*accumulate(self.weights.values())]
+        offset = rng.random()
         # At equal distances from a random start, so that a step hardly ever lacks one of them.
         places = (bounds[-1] * (number + offset) / count for number in range(count))
         drawn = [names[bisect(bounds, place, hi=len(names) - 1)] for place in places]
@@ -147,11 +143,7 @@ class SeveralEnvs(AECEnv[str, Any, Any]):
         return drawn
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
-        """Refuses to play.
-
-        Raises:
-            ConfigError: always.
-        """
+        """Raises ConfigError: only its parts can be played."""
         del seed, options
         raise ConfigError(f"{self} are several environments; play one of them, such as the first")
 
@@ -167,10 +159,9 @@ def longest(env: Any, counted: Callable[[Sequence[str]], int] = len) -> tuple[in
 
     Without a limit, the decisions are those of one turn; `counted` says how many of the agents count.
     """
-    pairs: list[tuple[Any, int]] = [
-        (getattr(single.unwrapped, "max_turns", None), counted([*map(str, single.possible_agents)]))
-        for single in parts_of(env)
-    ]
-    if any(limit is None for limit, _ in pairs):
-        return None, max(count for _, count in pairs)
-    return max(limit for limit, _ in pairs), max(limit * count for limit, count in pairs)
+    parts = parts_of(env)
+    limits: list[Any] = [getattr(part.unwrapped, "max_turns", None) for part in parts]
+    counts = [counted([*map(str, part.possible_agents)]) for part in parts]
+    if None in limits:
+        return None, max(counts)
+    return max(limits), max(map(operator.mul, limits, counts))

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import Any, cast
 
 from pettingllms.errors import ConfigError
-from pettingllms.models import model_path
-from pettingllms.policies.loading import load_policies
+from pettingllms.methods.distill import load_readers, read
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import BASE
 from pettingllms.policies.sources import check_base, located_adapters
-from pettingllms.trainers.at_grpo import AtGrpo, centered
+from pettingllms.trainers.at_grpo import AtGrpo
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.method import Attached, argument
 from pettingllms.trainers.per_policy import base_model
-from pettingllms.types import Advantage, Candidate, Conversation, Group, Sample
+from pettingllms.types import Advantage, Conversation, Group, Sample
 
 KNOWN = "What is known of the solution:\n{}\n\n"
 """Comes before the prompt, with c."""
@@ -73,14 +70,9 @@ class Hindsight(AtGrpo):
         super().attach(env, policies)
         self.readers = policies
         if self.critic:
-            self.readers = load_policies(
-                model_path(base_model(self.config)),
-                {"informed": CRITIC, "uninformed": BASE},
-                dtype=None if self.config.dtype == "auto" else self.config.dtype,
-                device=None if self.config.device == "auto" else self.config.device,
-                merge=False,
-                adapters={CRITIC: self._adapter},
-            )
+            roles = {"informed": CRITIC, "uninformed": BASE}
+            model, adapters = base_model(self.config), {CRITIC: self._adapter}
+            self.readers = load_readers(self.config, model, roles, adapters)
             if {*policies.digests.values()} != {*self.readers.digests.values()}:
                 raise ConfigError(
                     f"method_args: critic {self.critic} is on {self.readers.base}, and policies are on other "
@@ -97,18 +89,9 @@ class Hindsight(AtGrpo):
         outcome, weight = super().advantages(groups), self.weight
         if not weight:
             return outcome
-        advantages = list[Advantage]()
-        candidates = [group for group in groups for _ in group.candidates]
-        scores = centered(
-            torch.tensor(self.scores(groups), dtype=torch.float64),
-            [tuple(getattr(group.key, field) for field in self.key) for group in candidates],
-            self.config.scale_rewards,
-            [group.policy for group in candidates],
-        )
-        for earned, scored in zip(outcome, scores.tolist(), strict=True):
-            assert isinstance(earned, float)
-            advantages.append((1 - weight) * earned + weight * scored)
-        return advantages
+        scores = self.compared(groups, self.scores(groups))
+        pairs = zip(cast("list[float]", outcome), scores, strict=True)
+        return [(1 - weight) * earned + weight * scored for earned, scored in pairs]
 
     def scores(self, groups: Sequence[Group]) -> list[float]:
         """Returns s of every candidate in order; 0 for all of a group that is not scored.
@@ -129,12 +112,6 @@ class Hindsight(AtGrpo):
         # The mean and not the sum: a reply must not be worth more, or less, for being long.
         means = {one: logp_T.double().mean().item() for one, logp_T in says.items()}
         return [means[pair[0]] - means[pair[1]] if pair else 0.0 for pair in rows]
-
-
-def read(prompt_ids: tuple[int, ...], candidate: Candidate) -> Sample:
-    """The candidate behind a prompt, to be scored."""
-    completion = candidate.completion
-    return Sample(prompt_ids, completion.token_ids, completion.logprobs, advantage=0.0)
 
 
 def informed(group: Group, policies: PolicySet, policy: str) -> tuple[int, ...] | None:

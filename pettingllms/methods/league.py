@@ -32,7 +32,6 @@ class Version(NamedTuple):
     """What a policy was in an earlier step."""
 
     weights: dict[str, torch.Tensor]
-    """A copy on the CPU."""
     rate: float
     """How often the learner wins against it, a draw counted as half a win."""
 
@@ -80,8 +79,7 @@ class Rivals(Method):
                 f"method {config.method} with max_staleness: who plays a step follows from the games of the one "
                 "before, which is played at the same time; leave max_staleness out"
             )
-        self.step = 0
-        """The next one."""
+        self.step = 0  # the next one
         self.kept: dict[int, Version] = {}
         """Step -> the learner as it played that step, oldest first."""
         self.drawn: int | None = None
@@ -94,7 +92,9 @@ class Rivals(Method):
             ConfigError: adapters of the two have different shapes.
         """
         super().attach(env, policies)
-        learner, rival = self._own_pair()
+        players = policies.roles_to_policies
+        self.pair = self._pair(players, trained_policies(self.config.train_roles, players))
+        learner, rival = self.pair
         policies.load_state(rival, policies.state(learner), version=0)
 
     def players(self, step: int, players: Mapping[str, str], trained: Sequence[str]) -> Casting:
@@ -118,21 +118,20 @@ class Rivals(Method):
         Raises:
             ConfigError: a team that shares its rewards; no trainer has attached policies.
         """
-        policies, (learner, rival) = self.policies, self._own_pair()
+        policies, (learner, rival) = self.policies, self.pair
         if any(trajectory.cooperative for trajectory in trajectories):
             raise ConfigError(
                 f"method {self.config.method} plays against itself, and agents of {self.config.env} share rewards"
             )
         if self.drawn is not None and trajectories:
             seats = self.players(self.step, policies.roles_to_policies, (learner,)).players
-            version = self.kept[self.drawn]
-            won = fmean(won_by(learner, t, seats) for t in trajectories)
-            self.kept[self.drawn] = version._replace(rate=(version.rate + won) / 2)
+            weights, rate = self.kept[self.drawn]
+            won = fmean(won_by(learner, trajectory, seats) for trajectory in trajectories)
+            self.kept[self.drawn] = Version(weights, (rate + won) / 2)
         if self.step % self.every == 0:
             # Before the update: these weights played the step that they are named after.
             self.kept[self.step] = Version(policies.state(learner), rate=0.5)
-            while len(self.kept) > self.size:
-                del self.kept[min(self.kept)]
+            self.kept = dict([*self.kept.items()][-self.size :])
         self.step += 1
         self.drawn = self._draw()
         self._seat()
@@ -154,21 +153,18 @@ class Rivals(Method):
         """The versions, who was drawn, and what the joined method learned; empty before the first step."""
         if not self.step:
             return super().state_dict()
-        kept = {step: {"weights": v.weights, "rate": v.rate} for step, v in self.kept.items()}
-        mine = {"step": self.step, "drawn": self.drawn, "kept": kept}
-        return {**super().state_dict(), "rivals": mine}
+        kept = {step: version._asdict() for step, version in self.kept.items()}
+        league = {"step": self.step, "drawn": self.drawn, "kept": kept}
+        return {**super().state_dict(), "rivals": league}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues with the versions of an earlier step, of which the drawn one takes its seat again."""
-        mine = state.get("rivals", {"step": 0, "drawn": None, "kept": {}})
-        super().load_state_dict({name: value for name, value in state.items() if name != "rivals"})
-        self.step, self.drawn = mine["step"], mine["drawn"]
-        self.kept = {step: Version(**version) for step, version in mine["kept"].items()}
+        state = dict(state)
+        league = state.pop("rivals", {"step": 0, "drawn": None, "kept": {}})
+        super().load_state_dict(state)
+        self.step, self.drawn = league["step"], league["drawn"]
+        self.kept = {step: Version(**version) for step, version in league["kept"].items()}
         self._seat()
-
-    def _own_pair(self) -> tuple[str, str]:
-        players = self.policies.roles_to_policies
-        return self._pair(players, trained_policies(self.config.train_roles, players))
 
     def _pair(self, players: Mapping[str, str], trained: Sequence[str]) -> tuple[str, str]:
         """The policy that learns, and the one whose place its versions take."""
@@ -180,14 +176,14 @@ class Rivals(Method):
                 f"take, got {', '.join(trained)} and {', '.join(rivals) or 'none'}; for a game with the roles first "
                 "and second: --policies first=player,second=rival --train-roles first"
             )
-        one, other = (own_settings(config, name) for name in (*trained, *rivals))
+        learner, rival = trained[0], rivals[0]
+        ours, theirs = own_settings(config, learner), own_settings(config, rival)
         for name in (*OF_THE_BASE, *OF_THE_POLICY):
-            if getattr(one, name) != getattr(other, name):
+            if getattr(ours, name) != getattr(theirs, name):
                 raise ConfigError(
-                    f"method {config.method}: {rivals[0]} plays earlier versions of {trained[0]}; give both the same "
-                    f"{name}"
+                    f"method {config.method}: {rival} plays earlier versions of {learner}; give both the same {name}"
                 )
-        return trained[0], rivals[0]
+        return learner, rival
 
     def _draw(self) -> int | None:
         generator = random.Random(f"{self.config.seed} rivals {self.step}")
@@ -198,8 +194,8 @@ class Rivals(Method):
 
     def _seat(self) -> None:
         if self.drawn is not None:
-            _, rival = self._own_pair()
-            self.policies.load_state(rival, self.kept[self.drawn].weights, version=self.drawn)
+            weights = self.kept[self.drawn].weights
+            self.policies.load_state(self.pair[1], weights, version=self.drawn)
 
 
 class League(Rivals, DrMas):

@@ -39,9 +39,5 @@ class MaxRl(EpisodeCredit):
         for group in groups:
             tasks[group.key.task][group.key.episode] = group.episode_return
         means = {task: sum(returns.values()) / len(returns) for task, returns in tasks.items()}
-        values: list[Advantage] = []
-        for group in groups:
-            mean = means[group.key.task]
-            worth = 0.0 if mean == 0 else (group.episode_return - mean) / mean
-            values += [worth] * len(group.candidates)
-        return values
+        pairs = [(g.episode_return, means[g.key.task]) for g in groups for _ in g.candidates]
+        return [(success - mean) / mean if mean else 0.0 for success, mean in pairs]
