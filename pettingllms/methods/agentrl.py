@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import Any
 
 import torch
 
@@ -37,6 +36,7 @@ class AgentRl(AtGrpo):
     """
 
     source = "arXiv 2510.04206"
+    keeps = ("copies",)
     stale: int = argument(0, at_least=0, whole=True)
 
     def __init__(self, config: ResolvedConfig, **arguments: object) -> None:
@@ -51,11 +51,7 @@ class AgentRl(AtGrpo):
         return super().players(step, players, trained)._replace(earlier=self.copies or None)
 
     def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
-        """The scaled advantages.
-
-        Raises:
-            GroupError: a prompt has one candidate.
-        """
+        """The scaled advantages."""
         for name in dict.fromkeys(group.policy for group in groups if self.stale):
             version = self.policies.versions[name]
             # Before the update: these weights have sampled the step.
@@ -76,11 +72,3 @@ class AgentRl(AtGrpo):
             if not by_token.max() - by_token.min() <= SAME:
                 scaled_C[indices] = (compared - by_token.mean()) / (by_token.std() + EPSILON)
         return [*scaled_C.tolist()]
-
-    def state_dict(self) -> dict[str, Any]:
-        """The copies."""
-        return {"copies": dict(self.copies)} if self.copies else {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues with the copies of an earlier step."""
-        self.copies = dict(state.get("copies", {}))

@@ -45,11 +45,7 @@ class Ccpo(Grpo):
     averaged: bool = argument(default=False)
 
     def credit(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """The records with r_i at each agent's last decision, and nothing else.
-
-        Raises:
-            ConfigError: the environment does not say whether a task was solved.
-        """
+        """The records with r_i at each agent's last decision, and nothing else."""
         copies: dict[tuple[str, str], list[float]] = defaultdict(list)
         for trajectory in trajectories:
             for agent, outcome in outcomes_alone(trajectory).items():

@@ -80,11 +80,7 @@ class Distill(Method):
                 )
 
     def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
-        """One number for each token of each candidate.
-
-        Raises:
-            ConfigError: no trainer has attached policies.
-        """
+        """One number for each token of each candidate."""
         config, teachers = self.config, self.teachers
         rows = [
             (teachers.policy_for(group.key.role), read(group.prompt_ids, candidate))

@@ -34,9 +34,7 @@ class Hindsight(AtGrpo):
 
     A is the advantage of AT-GRPO, whose settings also scale s. c is what the environment knows and the agent is
     not told (`TextEnv._privileged`); pi is the policy before the update. Without c, or room for it, s is 0.
-
-    With a critic, it takes the place of pi where c is read, and the base model that it was trained from takes the other.
-    Both are held in memory beside the policies.
+    A critic reads c in place of pi, and the base model that it was trained from reads o; both stay in memory.
 
     Args:
         config: resolved settings of the run.
@@ -62,11 +60,7 @@ class Hindsight(AtGrpo):
             check_base(self._adapter, base_model(config))
 
     def attach(self, env: Any, policies: PolicySet) -> None:
-        """Takes the policies, which score their own replies, or loads the critic.
-
-        Raises:
-            ConfigError: the critic cannot be loaded, or policies are on other models than it is.
-        """
+        """Takes the policies, which score their own replies; loads a critic, which must be on their model."""
         super().attach(env, policies)
         self.readers = policies
         if self.critic:
@@ -80,12 +74,7 @@ class Hindsight(AtGrpo):
                 )
 
     def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
-        """The advantage of AT-GRPO mixed with the score above its group's mean.
-
-        Raises:
-            ConfigError: no trainer has attached policies.
-            GroupError: a prompt has one candidate.
-        """
+        """The advantage of AT-GRPO mixed with the score above its group's mean."""
         outcome, weight = super().advantages(groups), self.weight
         if not weight:
             return outcome
@@ -94,11 +83,7 @@ class Hindsight(AtGrpo):
         return [(1 - weight) * earned + weight * scored for earned, scored in pairs]
 
     def scores(self, groups: Sequence[Group]) -> list[float]:
-        """Returns s of every candidate in order; 0 for all of a group that is not scored.
-
-        Raises:
-            ConfigError: no trainer has attached policies.
-        """
+        """Returns s of every candidate in order; 0 for all of a group that is not scored."""
         config, policies, rows = self.config, self.readers, list[list[tuple[str, Sample]]]()
         for group in groups:
             knows, reads = (CRITIC, BASE) if self.critic else (group.policy, group.policy)
@@ -115,13 +100,7 @@ class Hindsight(AtGrpo):
 
 
 def informed(group: Group, policies: PolicySet, policy: str) -> tuple[int, ...] | None:
-    """The prompt behind c; None where there is no c, or a candidate does not fit into the context with it.
-
-    Args:
-        group: a decision.
-        policies: of which one reads it.
-        policy: that one, which is not always that of the role: some methods swap roles.
-    """
+    """The prompt behind c in the tokens of a policy; None where there is no c, or no room for a candidate with it."""
     if not group.privileged:
         return None
     prompt_ids = policies.chat_for(policy).prompt_ids(_told(group))

@@ -41,10 +41,9 @@ class Rivals(Method):
 
         P(v) ~ (1 - w_v)^2,   w_v <- (w_v + wins in this step) / 2,   w_v = 1/2 at first
 
-    P is `prioritized`: versions that are beaten come rarely; `uniform` takes all alike, `latest` the newest.
-    The one that is drawn plays all episodes of a step, so that compared episodes have one opponent, and the
-    learner changes seats after each step. In a share of the steps, and in the first, it plays itself, and both seats
-    learn. Win rates are those of training, where replies are sampled.
+    P is `prioritized`: versions that are beaten come rarely; `uniform` takes all alike, `latest` the newest. The one that is
+    drawn plays all episodes of a step, and the learner changes seats after each step. In a share of the steps, and in the first,
+    it plays itself, and both seats learn. Win rates are those of training, where replies are sampled.
 
     For two policies of one model and shape, of which one is trained; the other is the seat of versions. Kept versions
     are part of checkpoints, and are copied once more while a step is taken: `size` adapters, or full models.
@@ -70,10 +69,8 @@ class Rivals(Method):
     def __init__(self, config: ResolvedConfig, **arguments: object) -> None:
         super().__init__(config, **arguments)
         if self.opponents not in OPPONENTS:
-            raise ConfigError(
-                f"method_args: unknown opponents {self.opponents!r}; "
-                f"{did_you_mean(self.opponents, OPPONENTS)}"
-            )
+            hint = did_you_mean(self.opponents, OPPONENTS)
+            raise ConfigError(f"method_args: unknown opponents {self.opponents!r}; {hint}")
         if config.max_staleness:
             raise ConfigError(
                 f"method {config.method} with max_staleness: who plays a step follows from the games of the one "
@@ -86,11 +83,7 @@ class Rivals(Method):
         """The version that plays the next step; None: the learner plays itself."""
 
     def attach(self, env: Any, policies: PolicySet) -> None:
-        """Takes the policies, of which the one that is not trained becomes a copy of the learner.
-
-        Raises:
-            ConfigError: adapters of the two have different shapes.
-        """
+        """Takes the policies, of which the one that is not trained becomes a copy of the learner."""
         super().attach(env, policies)
         players = policies.roles_to_policies
         self.pair = self._pair(players, trained_policies(self.config.train_roles, players))
@@ -104,11 +97,8 @@ class Rivals(Method):
             ConfigError: not one policy that is trained and one that is not, of equal settings.
         """
         learner, rival = self._pair(players, trained)
-        seats = {learner: learner, rival: learner}
-        if self.drawn is not None:
-            seats[rival] = rival
-            if step % 2:
-                seats = {learner: rival, rival: learner}
+        played = learner if self.drawn is None else rival
+        seats = {learner: played, rival: learner} if step % 2 else {learner: learner, rival: played}
         # Policies that are neither, such as a model behind an API, stay where they are.
         return Casting({role: seats.get(name, name) for role, name in players.items()}, (learner,))
 
@@ -116,7 +106,7 @@ class Rivals(Method):
         """The records with the learner's decisions alone; takes up who won, and draws the next opponent.
 
         Raises:
-            ConfigError: a team that shares its rewards; no trainer has attached policies.
+            ConfigError: a team that shares its rewards.
         """
         policies, (learner, rival) = self.policies, self.pair
         if any(trajectory.cooperative for trajectory in trajectories):
@@ -186,11 +176,11 @@ class Rivals(Method):
         return learner, rival
 
     def _draw(self) -> int | None:
-        generator = random.Random(f"{self.config.seed} rivals {self.step}")
-        if not self.kept or generator.random() < self.itself:
+        rng = random.Random(f"{self.config.seed} rivals {self.step}")
+        if not self.kept or rng.random() < self.itself:
             return None
         chances = self.chances()
-        return generator.choices(list(chances), list(chances.values()))[0]
+        return rng.choices(list(chances), list(chances.values()))[0]
 
     def _seat(self) -> None:
         if self.drawn is not None:
@@ -199,10 +189,7 @@ class Rivals(Method):
 
 
 class League(Rivals, DrMas):
-    """A policy plays against earlier versions of itself, the more often the less it wins against them.
-
-    For games of two policies in which each agent has a return of its own.
-    """
+    """Earlier versions of a policy play against it, in games of two policies whose agents have returns of their own."""
 
 
 def won_by(learner: str, trajectory: Trajectory, seats: Mapping[str, str]) -> float:

@@ -57,12 +57,7 @@ class QTree(CriticMethod, AtGrpo):
         self.critics = Critics(config, by_policy=True, **settings)
 
     def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
-        """One number for each candidate, by the critics as they were before the step.
-
-        Raises:
-            GroupError: a prompt has one candidate, so its advantage would always be zero.
-            NonFiniteError: a critic predicts a value that is not finite.
-        """
+        """One number for each candidate, by the critics as they were before the step."""
         self.check_tree(groups)
         pairs = [(group, candidate) for group in groups for candidate in group.candidates]
         texts = [(group.policy, group.prompt_ids, c.completion.token_ids) for group, c in pairs]

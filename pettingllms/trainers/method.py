@@ -145,6 +145,8 @@ class Method:
     """Values from `credit`: one "return" for each episode, a "reward" for each decision, or the "whole" of both."""
     credit_shapes: ClassVar[tuple[str, ...]] = ()
     """Rollout shapes whose candidates `credit` can distinguish; all if empty."""
+    keeps: ClassVar[tuple[str, ...]] = ()
+    """Names of attributes, dictionaries, that are its state."""
     frozen_base: ClassVar[bool] = False
     """Whether it reads the untrained base model, which full policies do not keep."""
     env: Any = Attached()
@@ -281,12 +283,14 @@ class Method:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state from earlier steps: numbers, strings, tensors, and containers."""
-        return {}
+        return {name: dict(kept) for name in self.keeps if (kept := getattr(self, name))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores the result of `state_dict`."""
-        if state:
-            raise ValueError(f"{type(self).__name__} keeps no state, got {sorted(state)}")
+        if unknown := state.keys() - self.keeps:
+            raise ValueError(f"{type(self).__name__} keeps no state, got {sorted(unknown)}")
+        for name in self.keeps:
+            setattr(self, name, dict(state.get(name, {})))
 
     def checked(self, groups: Sequence[Group]) -> list[Advantage]:
         """Returns `advantages` as Python numbers, one entry for each candidate.
