@@ -16,6 +16,7 @@ import random
 import re
 from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -95,11 +96,12 @@ def own_arguments(names: Sequence[str], arguments: Mapping[str, Any]) -> dict[st
     return by_name
 
 
+@dataclass(frozen=True)
 class Several:
     """What makes several environments, each from its own maker."""
 
-    def __init__(self, entries: Mapping[str, Weighted], makers: Mapping[str, Any]) -> None:
-        self.entries, self.parts = entries, makers
+    entries: Mapping[str, Weighted]
+    parts: Mapping[str, Any]
 
     def __call__(self, **arguments: Any) -> SeveralEnvs:
         """Makes them with arguments by name: `make("a=read,b=math", a={"split": "test"})`."""
@@ -113,13 +115,9 @@ class Several:
 
 
 class SeveralEnvs(AECEnv[str, Any, Any]):
-    """Several environments as one run has them; their agents are those of all of them.
+    """Several environments as one run has them, by name; their agents are those of all of them.
 
-    Tasks name the one that plays them in `Task.size`; together they play nothing.
-
-    Args:
-        parts: name -> environment.
-        weights: name -> share of the training tasks, up to a common factor.
+    Tasks name the one that plays them in `Task.size`, and `weights` are shares of the training tasks, up to a common factor.
     """
 
     reward_funcs: Sequence[Any] = ()

@@ -27,8 +27,8 @@ class AgentRl(AtGrpo):
     Here `a` is the advantage by `at_grpo`. An environment with long replies, or one in which few groups differ,
     so weighs as much as the others. A group that earned the same counts nowhere, and its advantages stay 0.
 
-    With `stale`, half of the prompts, by chance, are answered by a copy of the policy (cross-policy sampling). Records have
-    its version and its log-probabilities, so that the loss has the right ratios.
+    With `stale`, half of the prompts, by chance, are answered by a copy of the policy (cross-policy sampling), whose
+    log-probabilities the loss has.
 
     Args:
         config: resolved settings of the run.

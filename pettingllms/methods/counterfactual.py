@@ -133,9 +133,8 @@ def shapley(trajectory: Trajectory) -> dict[str, float]:
             share = 1 / (len(team) * comb(len(others), size))
             for present in combinations([other for other in team if other != agent], size):
                 absent = others.difference(present)
-                added = outcome_without(trajectory, absent)
-                added -= outcome_without(trajectory, absent | {agent})
-                values[agent] += share * added
+                alone = outcome_without(trajectory, absent | {agent})
+                values[agent] += share * (outcome_without(trajectory, absent) - alone)
     return values
 
 

@@ -1,8 +1,7 @@
 """On-policy distillation: students learn from what a teacher thinks of every token that they write.
 
-Reverse KL on the student's own completions, as in GKD (Agarwal et al. 2023,
-https://arxiv.org/abs/2306.13649) with its share of own samples at 1, and MiniLLM (Gu et al. 2023,
-https://arxiv.org/abs/2306.08543), whose single-step term this is.
+Reverse KL on the student's own completions, as in GKD (Agarwal et al. 2023, https://arxiv.org/abs/2306.13649) with its share
+of own samples at 1, and MiniLLM (Gu et al. 2023, https://arxiv.org/abs/2306.08543), whose single-step term this is.
 """
 
 from __future__ import annotations
@@ -35,11 +34,8 @@ class Distill(Method):
     Args:
         config: resolved settings of the run.
         teacher: adapters, in the forms of the setting `adapters`: a run of a team, whose roles teach the
-            same roles of this one, or one adapter for all.
+            same roles of this one, or one adapter for all; may be left out if `teacher_model` is given.
         teacher_model: the teacher's model, of the same vocabulary; the run's model if empty.
-
-    Raises:
-        ConfigError: neither is given, or there are no such adapters.
     """
 
     source = "arXiv 2306.13649"
@@ -59,11 +55,7 @@ class Distill(Method):
         self._adapters = located_adapters(self.teacher) if self.teacher else None
 
     def attach(self, env: Any, policies: PolicySet) -> None:
-        """Loads the teacher.
-
-        Raises:
-            ConfigError: it cannot be loaded, has no adapter for a role, or has another vocabulary.
-        """
+        """Loads the teacher, which needs an adapter for each role and the students' vocabulary."""
         super().attach(env, policies)
         roles = policies.roles_to_policies
         teaching = self._teaching(roles)

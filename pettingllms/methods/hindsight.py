@@ -1,7 +1,6 @@
 """Turns are scored in hindsight: a reply is good if knowing the solution makes it more likely.
 
-The turn score of SWEET-RL (Zhou et al. 2025, https://arxiv.org/abs/2503.15478), with the policy itself in the place
-of the critic, or with a critic that was trained as they do (`benchmarks/sweet.py`).
+The turn score of SWEET-RL (Zhou et al. 2025, https://arxiv.org/abs/2503.15478), by the policy itself or a critic (`benchmarks/sweet.py`).
 """
 
 from __future__ import annotations
@@ -40,14 +39,11 @@ class Hindsight(AtGrpo):
         config: resolved settings of the run.
         weight: w.
         critic: folder of an adapter on the run's model, which no role plays.
-
-    Raises:
-        ConfigError: no such adapter, or one on another model.
     """
 
     source = "arXiv 2503.15478"
+    # Not `early_rewards`: the score tells replies apart where only the end of an episode is paid.
     needs = ("privileged",)
-    """Not `early_rewards`: the score tells replies apart where only the end of an episode is paid."""
     weight: float = argument(0.5, at_least=0, at_most=1)
     critic: str = argument("")
     readers: PolicySet = Attached()  # type: ignore[assignment]  # what instances get

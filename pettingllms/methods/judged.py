@@ -57,7 +57,7 @@ class LearnedJudge(EpisodeCredit):
         solved(trajectory, self.config)  # raises where nothing says
         # What verdicts say of the decision before them.
         means = {
-            group.key.parent - 1: fmean(map(_verdict, group.candidates))
+            group.key.parent - 1: fmean(candidate.info["verdict"] for candidate in group.candidates)
             for group in trajectory.groups
             if group.key.agent == JUDGE
         }
@@ -66,8 +66,7 @@ class LearnedJudge(EpisodeCredit):
             if group.key.agent != JUDGE:
                 # None where the judge's prompt had no room, which ended the episode.
                 return trajectory.outcome + means.get(group.key.parent, 0.0)
-            verdict = _verdict(candidate)
-            mean = means[group.key.parent - 1]
+            verdict, mean = int(candidate.info["verdict"]), means[group.key.parent - 1]
             return (trajectory.outcome + mean) * verdict if verdict else UNREADABLE
 
         return repaid(trajectory, reward)
@@ -98,7 +97,3 @@ class LearnedJudge(EpisodeCredit):
 def _key(group: Group) -> tuple[Any, ...]:
     task, agent, turn = group.key.task, group.key.agent, group.key.turn
     return (task, agent, turn, group.key.episode if agent == JUDGE else None)
-
-
-def _verdict(candidate: Candidate) -> int:
-    return int(candidate.info["verdict"])

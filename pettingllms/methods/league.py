@@ -54,9 +54,6 @@ class Rivals(Method):
         every: steps after which a version is kept.
         size: versions that are kept; the oldest gives way.
         itself: chance of a step against itself.
-
-    Raises:
-        ConfigError: no such `opponents`; steps that are played before the one before them has ended.
     """
 
     source = "doi 10.1038/s41586-019-1724-z"
@@ -91,11 +88,7 @@ class Rivals(Method):
         policies.load_state(rival, policies.state(learner), version=0)
 
     def players(self, step: int, players: Mapping[str, str], trained: Sequence[str]) -> Casting:
-        """The learner and the version that was drawn, in seats that change with every step.
-
-        Raises:
-            ConfigError: not one policy that is trained and one that is not, of equal settings.
-        """
+        """The learner and the version that was drawn, in seats that change with every step."""
         learner, rival = self._pair(players, trained)
         played = learner if self.drawn is None else rival
         seats = {learner: played, rival: learner} if step % 2 else {learner: learner, rival: played}
@@ -157,7 +150,7 @@ class Rivals(Method):
         self._seat()
 
     def _pair(self, players: Mapping[str, str], trained: Sequence[str]) -> tuple[str, str]:
-        """The policy that learns, and the one whose place its versions take."""
+        """The policy that learns, and the one whose place its versions take; ConfigError where they do not fit."""
         config = self.config
         rivals = [name for name in own_names(players) if is_own(name) and name not in trained]
         if len(trained) != 1 or len(rivals) != 1:
@@ -194,8 +187,7 @@ class League(Rivals, DrMas):
 
 def won_by(learner: str, trajectory: Trajectory, seats: Mapping[str, str]) -> float:
     """1 if the learner's agents earned more than the others, 1/2 for as much, else 0."""
-    lead = 0.0
     # By the seats and not by the decisions: a game may end before one side has moved.
-    for agent, value in trajectory.returns.items():
-        lead += value if policy_of(agent, seats) == learner else -value
+    returns = trajectory.returns.items()
+    lead = sum(won if policy_of(agent, seats) == learner else -won for agent, won in returns)
     return 0.5 if lead == 0 else float(lead > 0)

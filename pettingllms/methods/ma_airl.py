@@ -66,15 +66,6 @@ class Discriminator:
             self.g.optimizer.step()
             self.h.optimizer.step()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Those of both networks."""
-        return {"g": self.g.state_dict(), "h": self.h.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues from what `state_dict` returned."""
-        self.g.load_state_dict(state["g"])
-        self.h.load_state_dict(state["h"])
-
 
 class MaAirl(AtGrpo):
     """AT-GRPO on a reward learned from a solver's episodes instead of the environment's.
@@ -137,7 +128,8 @@ class MaAirl(AtGrpo):
     def _rewards(
         self, role: str, policy: str, played: Sequence[tuple[Candidate, Reply]]
     ) -> dict[Reply, float]:
-        """The r of replies, after their discriminator has learned from them."""
+        """The r of replies, after their discriminator has learned from them and as many of the solver."""
+        config = self.config
         logp: dict[Reply, float] = {}
         for candidate, reply in played:
             # That of the first, so that equal replies earn exactly the same.
@@ -146,9 +138,21 @@ class MaAirl(AtGrpo):
         discriminator = self._discriminator(f"{role} {policy}", features_NF.shape[1] // 3)
         row_of = {reply: row for row, reply in enumerate(logp)}
         rows = [row_of[reply] for _, reply in played]
-        solver_NF, solver_N = self._drawn(role, policy, len(rows), discriminator.g.fits)
+        if policy not in self._solved:
+            solved = self._played_by_solver(policy)
+            self._solved[policy] = {r: (of, self._features(policy, of)) for r, of in solved.items()}
+        if role not in self._solved[policy]:
+            raise ConfigError(
+                f"method {config.method}: the solver of {self.env} never plays {role}"
+            )
+        solver, solver_MF = self._solved[policy][role]
+        rng = random.Random(f"{config.seed} {role} {discriminator.g.fits}")
+        drawn = rng.choices(range(len(solver)), k=len(rows))
+        samples = [(policy, Sample(*solver[row][:2], (), 0.0)) for row in drawn]
+        says = self.policies.sample_logprobs(samples, config.tokens_per_batch, config.temperature)
+        solver_N = bounded([float(says[sample].sum()) for sample in samples])
         discriminator.fit(
-            torch.cat([features_NF[rows], solver_NF]),
+            torch.cat([features_NF[rows], solver_MF[drawn]]),
             torch.cat([logp_N[rows], solver_N]),
             torch.tensor([0.0, 1.0]).repeat_interleave(len(rows)),
         )
@@ -194,25 +198,6 @@ class MaAirl(AtGrpo):
                     replies[role].append(Reply(prompt_ids, token_ids, next_ids))
         return replies
 
-    def _drawn(
-        self, role: str, policy: str, count: int, step: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Features and log pi of `count` replies of the solver."""
-        config = self.config
-        if policy not in self._solved:
-            solved = self._played_by_solver(policy)
-            self._solved[policy] = {r: (of, self._features(policy, of)) for r, of in solved.items()}
-        if role not in self._solved[policy]:
-            raise ConfigError(
-                f"method {config.method}: the solver of {self.env} never plays {role}"
-            )
-        replies, features_NF = self._solved[policy][role]
-        rng = random.Random(f"{config.seed} {role} {step}")
-        rows = rng.choices(range(len(replies)), k=count)
-        samples = [(policy, Sample(*replies[row][:2], (), 0.0)) for row in rows]
-        says = self.policies.sample_logprobs(samples, config.tokens_per_batch, config.temperature)
-        return features_NF[rows], bounded([float(says[sample].sum()) for sample in samples])
-
     def _features(self, policy: str, replies: Sequence[Reply]) -> torch.Tensor:
         base, length = self.policies.base_of(policy), self.config.tokens_per_batch
         shown = base.features([ids for o, _, after in replies for ids in (o, after) if ids], length)
@@ -232,13 +217,16 @@ class MaAirl(AtGrpo):
 
     def state_dict(self) -> dict[str, Any]:
         """The networks of each role; empty before the first step."""
-        return {name: one.state_dict() for name, one in self._discriminators.items()}
+        made = self._discriminators.items()
+        return {name: {"g": one.g.state_dict(), "h": one.h.state_dict()} for name, one in made}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues with what an earlier step learned, or with nothing."""
         self._discriminators = {}
         for name, networks in state.items():
-            self._discriminator(name, networks["h"]["size"]).load_state_dict(networks)
+            discriminator = self._discriminator(name, networks["h"]["size"])
+            discriminator.g.load_state_dict(networks["g"])
+            discriminator.h.load_state_dict(networks["h"])
 
 
 def bounded(logp: Sequence[float]) -> torch.Tensor:

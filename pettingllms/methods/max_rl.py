@@ -18,10 +18,8 @@ class MaxRl(EpisodeCredit):
 
         A = (r - mean r) / mean r,    0 where none of the K succeeded
 
-    r is 1 for a success of the team and 0 otherwise: the mean of negative or graded rewards says
-    nothing about a likelihood. A success among K failures has the advantage K - 1. As K grows, the
-    gradient becomes that of log p, the log-probability of success, in place of p.
-    `scale_rewards` has no effect.
+    r is 1 for a success of the team and 0 otherwise: the mean of negative or graded rewards says nothing about a likelihood. As K
+    grows, the gradient becomes that of log p, the log-probability of success, in place of p. `scale_rewards` has no effect.
     """
 
     source = "arXiv 2602.02710"

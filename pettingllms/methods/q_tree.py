@@ -25,10 +25,9 @@ class QTree(CriticMethod, AtGrpo):
         A_k = Q(o, a_k) - mean_j Q(o, a_j),   Q(o, a) = r + C(o, a)
         C(o, a) -> late r + gamma * (mean_j r'_j + what followed a')
 
-    The primes are the team's next decision (the agent's own, where agents have returns of their own) and a' the
-    candidate that the episode continues from; nothing follows the last one. Each policy has a critic, which
-    begins with C = 0 and learns from the candidates that episodes continue from. It reads the base model's hidden
-    states at the last token of the prompt and at the last but one of the completion, whose last ends the turn.
+    The primes are the team's next decision (the agent's own, where agents have returns of their own) and a' the candidate that
+    the episode continues from. Each policy has a critic, which begins with C = 0 and learns from the candidates that episodes
+    continue from. It reads the base model's hidden states at the last token of the prompt and at the last but one of the completion.
     ArCHer's target is Q itself at the next decision (TD); outcomes have no delay, and stay right for later steps.
 
     Args:
