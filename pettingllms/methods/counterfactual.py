@@ -55,7 +55,7 @@ class Ccpo(Grpo):
         for trajectory in trajectories:
             solved(trajectory, self.config)  # raises where nothing says
             outcome, alone, worth = trajectory.outcome, outcomes_alone(trajectory), {}
-            for agent in agents_of(trajectory):
+            for agent in dict.fromkeys(group.key.agent for group in trajectory.groups):
                 bonus = outcome - alone.get(agent, outcome)
                 if self.averaged:
                     mean = means.get((trajectory.task.id, agent), 0.5)
@@ -96,7 +96,7 @@ class Sharp(EpisodeCredit, Grpo):
         """The record with r_i at each agent's last decision, and nothing else."""
         solved(trajectory, self.config)  # raises where nothing says
         values, worth = shapley(trajectory), {}
-        for agent in agents_of(trajectory):
+        for agent in dict.fromkeys(group.key.agent for group in trajectory.groups):
             rewards = [g.chosen.local_reward for g in trajectory.groups if g.key.agent == agent]
             worth[agent] = self.joint * trajectory.outcome + self.weight * values.get(agent, 0.0)
             worth[agent] += self.process * sum(rewards) / len(rewards)
@@ -136,8 +136,3 @@ def shapley(trajectory: Trajectory) -> dict[str, float]:
                 alone = outcome_without(trajectory, absent | {agent})
                 values[agent] += share * (outcome_without(trajectory, absent) - alone)
     return values
-
-
-def agents_of(trajectory: Trajectory) -> list[str]:
-    """The agents that acted, in the order of their first decisions."""
-    return list(dict.fromkeys(group.key.agent for group in trajectory.groups))

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pettingllms.errors import ConfigError, did_you_mean
+from pettingllms.errors import ConfigError
 from pettingllms.methods.dr_mas import DrMas
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import is_own, own_names, trained_policies
@@ -24,8 +24,6 @@ from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.method import Casting, Method, argument
 from pettingllms.trainers.per_policy import OF_THE_BASE, OF_THE_POLICY, own_settings
 from pettingllms.types import policy_of
-
-OPPONENTS = ("prioritized", "uniform", "latest")
 
 
 class Version(NamedTuple):
@@ -58,16 +56,13 @@ class Rivals(Method):
 
     source = "doi 10.1038/s41586-019-1724-z"
     needs = ("opponents",)
-    opponents: str = argument("prioritized")
+    opponents: str = argument("prioritized", one_of=("prioritized", "uniform", "latest"))
     every: int = argument(5, at_least=1, whole=True)
     size: int = argument(10, at_least=1, whole=True)
     itself: float = argument(0.5, at_least=0, at_most=1)
 
     def __init__(self, config: ResolvedConfig, **arguments: object) -> None:
         super().__init__(config, **arguments)
-        if self.opponents not in OPPONENTS:
-            hint = did_you_mean(self.opponents, OPPONENTS)
-            raise ConfigError(f"method_args: unknown opponents {self.opponents!r}; {hint}")
         if config.max_staleness:
             raise ConfigError(
                 f"method {config.method} with max_staleness: who plays a step follows from the games of the one "

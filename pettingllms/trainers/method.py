@@ -56,6 +56,7 @@ class Argument(NamedTuple):
     at_most: float | None = None
     below: float | None = None
     whole: bool = False
+    one_of: tuple[str, ...] = ()
 
     def check(self, name: str, value: Any) -> None:
         """Compares a value with the limits.
@@ -69,6 +70,9 @@ class Argument(NamedTuple):
             if not isinstance(value, type(self.default)):
                 wanted = "true or false" if isinstance(self.default, bool) else "a text"
                 raise ConfigError(f"method_args: {name} must be {wanted}, got {value!r}")
+            if self.one_of and value not in self.one_of:
+                hint = did_you_mean(str(value), list(filter(None, self.one_of)))
+                raise ConfigError(f"method_args: unknown {name} {value!r}; {hint}")
             return
         least, most = self.at_least, self.at_most
         number = isinstance(value, int if self.whole else int | float)
@@ -92,7 +96,7 @@ def argument(default: Any, **limits: Any) -> Any:
 
     Args:
         default: its value where none is given.
-        limits: `at_least`, `above`, `at_most` and `below` of a number; `whole` for whole numbers.
+        limits: `at_least`, `above`, `at_most` and `below` of a number; `whole` for whole numbers; `one_of` of texts.
     """
     return Argument(default, **limits)
 
