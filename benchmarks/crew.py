@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cells import Cell, options_on, run_missing
+from benchmarks.environments.crew_v0 import ANSWER, CONDUCTOR, CrewState, raw_env
 from benchmarks.evidence import Table, gain_over_seeds, shown, solved_digits
 from benchmarks.priming.crew import OUT as BASE
 from pettingllms.envs.base import Outcome
-from pettingllms.envs.crew_v0 import ANSWER, CONDUCTOR, CrewState, raw_env
 from pettingllms.envs.parsing import ParseError
 from pettingllms.envs.search_text import SearchReply
 from pettingllms.evaluation import roles_of

@@ -30,7 +30,8 @@ from benchmarks.reading import MODEL, SETTINGS
 from pettingllms.envs import make
 from pettingllms.evaluation import roles_of
 from pettingllms.evaluation.report import as_text
-from pettingllms.methods.hindsight import CRITIC, Hindsight, informed, read
+from pettingllms.methods.distill import read
+from pettingllms.methods.hindsight import CRITIC, Hindsight, informed
 from pettingllms.models import model_path
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet

@@ -41,7 +41,7 @@ def test_every_environment_is_listed_and_explained(capsys):
         shown = capsys.readouterr().out
         assert "max_turns: int | None, default None" in shown
         assert "weight of the team reward" in shown
-        first = "dense" if name in ("crew", "duet", "search", "read") else "paper"
+        first = "dense" if name in ("duet", "search", "read") else "paper"
         assert f"reward schemes: {first}" in shown
 
 

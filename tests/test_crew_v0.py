@@ -9,11 +9,11 @@ from pettingzoo.test.api_test import api_test
 
 from benchmarks.constant_answers import blind_baseline
 from benchmarks.crew import FixedOrder
+from benchmarks.environments.crew_v0 import CONDUCTOR, JOBS, MOST_CHARS, parse_lead
 from benchmarks.priming.crew import fact_text, right_call
 from pettingllms.data.splits import SPLITS
 from pettingllms.envs import check_env, make
 from pettingllms.envs.base import next_agent
-from pettingllms.envs.crew_v0 import CONDUCTOR, JOBS, MOST_CHARS, parse_lead
 from pettingllms.envs.parsing import ParseError
 from pettingllms.errors import ConfigError
 from pettingllms.types import role_of

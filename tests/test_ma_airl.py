@@ -19,14 +19,7 @@ from pettingllms.cli import train
 from pettingllms.envs import make
 from pettingllms.envs.base import TextEnv, next_agent
 from pettingllms.errors import ConfigError, GroupError
-from pettingllms.methods.ma_airl import (
-    LIMIT,
-    Discriminator,
-    Reply,
-    bounded,
-    learned,
-    shaped,
-)
+from pettingllms.methods.ma_airl import LIMIT, Discriminator, Reply, bounded
 from pettingllms.models import model_path
 from pettingllms.policies.chat import Chat
 from pettingllms.policies.loading import load_policies
@@ -76,8 +69,11 @@ def trainer_of(model: Path, env: Callable[..., TextEnv] = Solved, **changes: Any
 def test_f_and_the_reward_are_those_of_the_table(name: str) -> None:
     inputs, expected = (cases("ma_airl")[name][key] for key in ("inputs", "expected"))
     g, h, h_next, logp = (torch.tensor(inputs[key]) for key in ("g", "h", "h'", "log pi"))
-    f = shaped(g, h, h_next, inputs["gamma"])
-    reward = learned(f, logp)
+    one = Discriminator(1, 0, inputs["gamma"], learning_rate=1e-3, epochs=1)
+    # Each feature is its own value, (o, a) of g and the others of h.
+    one.g.network = one.h.network = torch.nn.Sequential()
+    f = one.f(torch.stack([h, g, h_next, torch.tensor(1.0)])[None])[0]
+    reward = f - logp
     values = {"f": f, "D": reward.sigmoid(), "reward": reward}
     assert {key: value.item() for key, value in values.items()} == pytest.approx(expected, abs=1e-6)
 
@@ -92,7 +88,9 @@ def test_the_loss_is_that_of_the_table() -> None:
 def test_shaping_cancels_along_an_episode_as_in_the_table() -> None:
     case = cases("ma_airl")["shaping cancels along an episode (gamma 1)"]
     h = torch.tensor([*case["inputs"]["h"], case["inputs"]["h after the end"]])
-    total = shaped(torch.zeros(3), h[:-1], h[1:], 1.0).sum().item()
+    one = Discriminator(1, 0, 1.0, learning_rate=1e-3, epochs=1)
+    one.g.network = one.h.network = torch.nn.Sequential()
+    total = one.f(torch.stack([h[:-1], torch.zeros(3), h[1:], torch.ones(3)], 1)).sum().item()
     assert total == pytest.approx(case["expected"]["sum of gamma h' - h"], abs=1e-6)
 
 
@@ -131,7 +129,7 @@ def test_nothing_follows_the_end_of_an_episode() -> None:
 def test_a_probability_at_its_limits_gives_a_finite_reward_and_gradient(logp: float) -> None:
     one = Discriminator(4, 0, 1.0, learning_rate=1e-2, epochs=3)
     one.fit(rows([0, 1]), bounded([logp, logp]), torch.tensor([0.0, 1.0]))
-    reward = learned(one.f(rows([0, 1])), bounded([logp, logp]))
+    reward = one.f(rows([0, 1])) - bounded([logp, logp])
     assert torch.isfinite(reward).all()
     assert reward.abs().max() <= 2 * LIMIT
     assert all(torch.isfinite(p).all() for p in one.g.network.parameters())

@@ -102,8 +102,8 @@ COUNTED = {
     "toy": "tests.toy_env:env",
 }
 DECIDED = {
-    *map(ENVIRONMENTS.own.get, ("crew", "search")),
-    "benchmarks.environments.debugging_v0:env",
+    ENVIRONMENTS.own["search"],
+    *(f"benchmarks.environments.{name}_v0:env" for name in ("crew", "debugging")),
 }
 """Environments that decide who acts."""
 CALLING = {"nested search": "tests.calling_envs:search"}

@@ -1,1 +1,1 @@
-"""Environments that serve as evidence and as examples: `signal`, and `debugging`, whose agent calls another one."""
+"""Environments that serve as evidence and as examples: `signal`, and `crew` and `debugging`, whose agents call others."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+from benchmarks.environments.crew_v0 import CONDUCTOR, JOBS, CrewState, raw_env
 from benchmarks.priming.example import Demo
 from benchmarks.priming.prime import (
     Phase,
@@ -22,7 +23,6 @@ from benchmarks.priming.prime import (
     small_command,
 )
 from pettingllms.data.splits import SPLITS
-from pettingllms.envs.crew_v0 import CONDUCTOR, JOBS, CrewState, raw_env
 
 OUT = Path(__file__).parents[1] / "out" / "crew" / "base"
 CALLS = 0.8

@@ -15,15 +15,18 @@ estimator over episodes.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import inspect
 import io
 import math
+import operator
 import pickle
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self, cast
 
@@ -53,7 +56,6 @@ ENVIRONMENTS = Registry(
     "environment",
     {
         "coding": "pettingllms.envs.coding_v0:env",
-        "crew": "pettingllms.envs.crew_v0:env",
         "duet": "pettingllms.envs.duet_v0:env",
         "math": "pettingllms.envs.math_v0:env",
         "plan_path": "pettingllms.envs.plan_path_v0:env",
@@ -67,7 +69,7 @@ ENVIRONMENTS = Registry(
 registry, the command line and the tests find it from there."""
 
 
-MOVED = ("debugging", "signal")
+MOVED = ("crew", "debugging", "signal")
 """Examples of the repository, which a checkout still knows by these names."""
 BRIDGES = {
     "judged": "pettingllms.envs.judged:env",
@@ -207,13 +209,10 @@ def entries_of(env: str) -> dict[str, Weighted]:
 
 
 def _weight(name: str, text: str) -> float:
-    try:
-        weight = float(text)
-    except ValueError:
-        weight = math.nan
-    if not 0 < weight < math.inf:
-        raise ConfigError(f"env: the weight of {name!r} must be a number above 0, got {text!r}")
-    return weight
+    with contextlib.suppress(ValueError):
+        if 0 < (weight := float(text)) < math.inf:
+            return weight
+    raise ConfigError(f"env: the weight of {name!r} must be a number above 0, got {text!r}")
 
 
 def text_of(entries: Mapping[str, Weighted]) -> str:
@@ -229,11 +228,12 @@ def environment_of(env: str, task: str) -> str:
     return task.partition(":")[0] if entries_of(env) else env
 
 
+@dataclass(frozen=True)
 class Several:
     """What makes several environments, each from its own maker."""
 
-    def __init__(self, entries: Mapping[str, Weighted], makers: Mapping[str, Any]) -> None:
-        self.entries, self.parts = entries, makers
+    entries: Mapping[str, Weighted]
+    parts: Mapping[str, Any]
 
     def __call__(self, **arguments: Any) -> SeveralEnvs:
         """Makes them with arguments by name: `make("a=read,b=math", a={"split": "test"})`."""
@@ -243,7 +243,7 @@ class Several:
     def made(self, make: Callable[[str], AnyEnv]) -> SeveralEnvs:
         """The environments that `make` returns for the names."""
         weights = {name: entry.weight for name, entry in self.entries.items()}
-        return SeveralEnvs({name: make(name) for name in self.entries}, weights)
+        return SeveralEnvs({name: make(name) for name in weights}, weights)
 
 
 def _example(name: str) -> Any:
@@ -320,13 +320,12 @@ def longest(env: Any, counted: Callable[[Sequence[str]], int] = len) -> tuple[in
 
     Without a limit, the decisions are those of one turn; `counted` says how many of the agents count.
     """
-    pairs: list[tuple[Any, int]] = [
-        (getattr(single.unwrapped, "max_turns", None), counted([*map(str, single.possible_agents)]))
-        for single in parts_of(env)
-    ]
-    if any(limit is None for limit, _ in pairs):
-        return None, max(count for _, count in pairs)
-    return max(limit for limit, _ in pairs), max(limit * count for limit, count in pairs)
+    parts = parts_of(env)
+    limits: list[Any] = [getattr(part.unwrapped, "max_turns", None) for part in parts]
+    counts = [counted([*map(str, part.possible_agents)]) for part in parts]
+    if None in limits:
+        return None, max(counts)
+    return max(limits), max(map(operator.mul, limits, counts))
 
 
 def clone_env(env: AnyEnv) -> AnyEnv:

@@ -40,15 +40,9 @@ _OF_EPISODES = ("success", "f1", "answer")
 
 
 def env(name: str) -> Callable[..., AnyEnv]:
-    """Returns what makes the environment `name` with a judge; its arguments are the environment's.
-
-    Raises:
-        ConfigError: there are several.
-    """
+    """Returns what makes the environment `name`, which is one, with a judge; its arguments are the environment's."""
     if entries := entries_of(name):
-        judged = {
-            name: entry._replace(env=f"judged:{entry.env}") for name, entry in entries.items()
-        }
+        judged = {key: one._replace(env=f"judged:{one.env}") for key, one in entries.items()}
         raise ConfigError(f"judged: adds a judge to one environment; write {text_of(judged)}")
     inner = creator_of(name)
     make = functools.wraps(inner, updated=())(
@@ -73,11 +67,7 @@ def quoted(text: str) -> str:
 
 
 class JudgedEnv(ForeignEnv):
-    """An environment and its judge.
-
-    Raises:
-        ConfigError: the environment has a judge.
-    """
+    """An environment, which has no judge, and its judge."""
 
     env: Any
 
@@ -146,9 +136,8 @@ class JudgedEnv(ForeignEnv):
             self.env.step(action)
         if judging := not finished and agent != JUDGE:
             reply, info, rewards = without_thought(action), self.env.infos[agent], self.env.rewards
-            self._question = QUESTION.format(
-                quoted(prompt), quoted(action if reply is None else reply)
-            )
+            reply = action if reply is None else reply
+            self._question = QUESTION.format(quoted(prompt), quoted(reply))
             self._said = {key: info[key] for key in _OF_EPISODES if key in info}
         self._follow(agent, rewards, judging=judging)
 

@@ -1,8 +1,7 @@
 """Several environments in one training run: `--env a=coding,b=search*2`.
 
-Every environment has a name. Two thirds of the tasks above are those of `b`, by its weight; without
-weights, the shares are equal. `--env-args.a.max_turns 2` is an argument of `a`. Roles with the same name
-in two environments share a policy.
+Two thirds of these tasks are those of `b`, by its weight; without weights, the shares are equal. `--env-args.a.max_turns 2`
+is an argument of `a`. Roles with the same name in two environments share a policy.
 
 A step draws the environment of each of its tasks from the seed and its number alone, and there plays the
 task that this environment would have at this place of the step in a run of its own.
@@ -29,7 +28,7 @@ def own_arguments(names: Sequence[str], arguments: Mapping[str, Any]) -> dict[st
     Raises:
         ConfigError: an argument without the name of an environment.
     """
-    by_name: dict[str, dict[str, Any]] = {name: {} for name in names}
+    by_name = {name: dict[str, Any]() for name in names}
     for key, value in arguments.items():
         name, _, argument = key.partition(".")
         if name not in by_name or not (argument or isinstance(value, Mapping)):
@@ -42,13 +41,9 @@ def own_arguments(names: Sequence[str], arguments: Mapping[str, Any]) -> dict[st
 
 
 class SeveralEnvs(AECEnv[str, Any, Any]):
-    """Several environments as one run has them; their agents are those of all of them.
+    """Several environments as one run has them, by name; their agents are those of all of them.
 
-    Tasks name the one that plays them in `Task.size`; together they play nothing.
-
-    Args:
-        parts: name -> environment.
-        weights: name -> share of the training tasks, up to a common factor.
+    Tasks name the one that plays them in `Task.size`, and `weights` are shares of the training tasks, up to a common factor.
     """
 
     reward_funcs: Sequence[Any] = ()
@@ -62,11 +57,9 @@ class SeveralEnvs(AECEnv[str, Any, Any]):
 
     def drawn(self, step: int, count: int, seed: int) -> list[str]:
         """The environments of a step's tasks, in a random order; each has its share, up to one task."""
-        rng, bounds = (
-            random.Random(f"{seed} environments {step}"),
-            [*accumulate(self.weights.values())],
-        )
-        names, offset = [*self.weights], rng.random()
+        rng = random.Random(f"{seed} environments {step}")
+        names, bounds = [*self.weights], [*accumulate(self.weights.values())]
+        offset = rng.random()
         # At equal distances from a random start, so that a step hardly ever lacks one of them.
         places = (bounds[-1] * (number + offset) / count for number in range(count))
         drawn = [names[bisect(bounds, place, hi=len(names) - 1)] for place in places]
@@ -74,10 +67,6 @@ class SeveralEnvs(AECEnv[str, Any, Any]):
         return drawn
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
-        """Refuses to play.
-
-        Raises:
-            ConfigError: always.
-        """
+        """Raises ConfigError: only its parts can be played."""
         del seed, options
         raise ConfigError(f"{self} are several environments; play one of them, such as the first")

@@ -46,12 +46,8 @@ Tried = Sequence[tuple[Completion, float]]
 class Gated(Wrapper):
     """A team whose replies may be refused: has the hooks of `Ensemble`, and is the sampler that asks again.
 
-    Records have the prompt as it was first asked, and the refused replies in the info of the one that was played.
-
-    Args:
-        options: those of the gate.
-        config: resolved settings of the policies.
-        record: episodes that the critics learn from.
+    Critics learn from `record`. Records of play have the prompt as it was first asked, and the refused replies in the
+    info of the one that was played.
     """
 
     seats, route = dict[str, str](), None
@@ -94,11 +90,7 @@ class Gated(Wrapper):
     def advantages(
         self, policies: Any, requests: Sequence[Request], replies: Sequence[Completion]
     ) -> list[float]:
-        """A of the reply to each request, which the critics read with `policies`.
-
-        Raises:
-            NonFiniteError: a critic predicts a value that is not finite.
-        """
+        """A of the reply to each request, which the critics read with `policies`."""
         waiting = [(request.policy, request.prompt_ids, ()) for request in requests]
         # The last token of a reply ends the turn.
         said = [(*w[:2], a.token_ids[:-1]) for w, a in zip(waiting, replies, strict=True)]
@@ -173,11 +165,10 @@ def with_gate(plan: EvalPlan, options: EvalConfig) -> EvalPlan:
         return plan
     config, team = plan.config, plan.teams[-1]
     apart = {**vars(options), "workers": config.workers, "full": config.full}
-    for name in ("members", "swap", "teacher", "workers", "full"):
-        if apart[name]:
-            raise ConfigError(
-                f"gate is for one team as it is, on a frozen base, in one process; leave out --{name}"
-            )
+    if other := next(filter(apart.get, ("members", "swap", "teacher", "workers", "full")), None):
+        raise ConfigError(
+            f"gate is for one team as it is, on a frozen base, in one process; leave out --{other}"
+        )
     if any(map(is_partner, plan.roles_to_policies.values())):
         raise ConfigError("gate has a critic that cannot read models behind an API; leave it out")
     record, ours = read_side(f"{options.gate}:{team.title}"), plan.settings()

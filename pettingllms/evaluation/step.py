@@ -4,10 +4,9 @@ STeP, Chen et al. 2025, https://arxiv.org/abs/2505.20023, trains on episodes tha
 masks those: they stay in the context and out of the loss. A reply is a sample of its own here, so a mask is a filter:
 a wrong reply is no sample, and later prompts show it as they did.
 
-`pettingllms-eval --teacher` plays such episodes on purpose: after a wrong reply of an agent, the teacher gives
-its next one, in the state that the wrong one led to, and play goes on from there. It is a model behind an API, or the
-environment's solver, which also judges: a reply that earns less than the solver's would have is wrong. The paper's teacher
-begins a correction with a reflection on the error; a solver has none.
+`pettingllms-eval --teacher` plays such episodes on purpose: after a wrong reply of an agent, the teacher gives its next one.
+It is a model behind an API, or the environment's solver, which also judges: a reply that earns less than the solver's would
+have is wrong. The paper's teacher begins a correction with a reflection on the error; a solver has none.
 """
 
 from __future__ import annotations
@@ -82,14 +81,9 @@ class Teacher:
         return {} if self.policy == SOLVER else {SEAT: self.policy}
 
     def check(self, env: AnyEnv) -> None:
-        """Refuses a solver as the teacher in an environment that has none.
-
-        Raises:
-            ConfigError: says which have one.
-        """
+        """Raises ConfigError for a solver as the teacher in an environment that has none."""
         if self.policy == SOLVER and lacking(("demonstrations",), env):
-            why = NEEDS["demonstrations"][1].format(env=env)
-            raise ConfigError(f"teacher {SOLVER} {why}")
+            raise ConfigError(f"teacher {SOLVER} {NEEDS['demonstrations'][1].format(env=env)}")
 
     def described(self) -> dict[str, Any]:
         """Returns who corrects, as JSON has it."""
@@ -135,27 +129,23 @@ def teacher_of(options: EvalConfig) -> Teacher | None:
 def write_step(
     source: str, out: Path, *, roles: Sequence[str] = (), keep_failed: bool = False
 ) -> dict[str, Tally]:
-    """Writes `out/ROLE.jsonl`, a line for each reply to imitate, from the episodes of a run or an evaluation.
+    """Writes `out/ROLE.jsonl`, a line for each reply to imitate; returns what is kept of each role.
 
     Args:
-        source: its folder, or FOLDER:TEAM for one team of an evaluation.
-        out: a folder that does not exist, written as a whole or not at all.
+        source: folder of a run or an evaluation, or FOLDER:TEAM for one team of an evaluation.
+        out: a folder that does not exist, written as a whole or not at all; has no file for a role without samples.
         roles: only these; empty for all.
         keep_failed: also take what is not wrong from episodes that ended without success.
 
-    Returns:
-        Role -> what was kept. A role of which nothing is kept has no file.
-
     Raises:
-        ConfigError: `out` exists, the environment does not say which episodes succeed, nothing is left, or
-            there are several teams.
+        ConfigError: `out` exists, nothing says which episodes succeed, nothing is left, or there are several teams.
         UnknownNameError: a role or a team that did not act.
         RunFolderError: no episodes there, a damaged line, or `out` cannot be written.
     """
     if out.exists():
         raise ConfigError(f"{out} exists; name a new folder")
     folder, team = folder_and_team(source)
-    teams: dict[str, dict[str, Tally]] = defaultdict(dict)
+    teams = defaultdict[str, dict[str, Tally]](dict)
     for labels, episode in read_episodes(folder):
         _add(episode, teams[str(labels.get("team", ""))], keep_failed)
     if team and team not in teams:

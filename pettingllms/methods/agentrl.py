@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from itertools import islice
 
 import torch
 
@@ -24,12 +24,11 @@ class AgentRl(AtGrpo):
 
         A = (a - mean a) / (std a + epsilon)    over the tokens of an environment's candidates of a policy
 
-    Here `a` is the advantage by `at_grpo`, which counts once for each token of its completion. An
-    environment with long replies, or one in which few groups differ, so weighs as much as the others. A group
-    that earned the same counts nowhere, and its advantages stay 0.
+    Here `a` is the advantage by `at_grpo`. An environment with long replies, or one in which few groups differ,
+    so weighs as much as the others. A group that earned the same counts nowhere, and its advantages stay 0.
 
-    With `stale`, half of the prompts, by chance, are answered by a copy of the policy (cross-policy sampling). Records have
-    its version and its log-probabilities, so that the loss has the right ratios.
+    With `stale`, half of the prompts, by chance, are answered by a copy of the policy (cross-policy sampling), whose
+    log-probabilities the loss has.
 
     Args:
         config: resolved settings of the run.
@@ -37,6 +36,7 @@ class AgentRl(AtGrpo):
     """
 
     source = "arXiv 2510.04206"
+    keeps = ("copies",)
     stale: int = argument(0, at_least=0, whole=True)
 
     def __init__(self, config: ResolvedConfig, **arguments: object) -> None:
@@ -51,39 +51,24 @@ class AgentRl(AtGrpo):
         return super().players(step, players, trained)._replace(earlier=self.copies or None)
 
     def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
-        """The scaled advantages.
-
-        Raises:
-            GroupError: a prompt has one candidate, so its advantage would always be zero.
-        """
+        """The scaled advantages."""
         for name in dict.fromkeys(group.policy for group in groups if self.stale):
             version = self.policies.versions[name]
             # Before the update: these weights have sampled the step.
             if name not in self.copies or version - self.copies[name][0] >= self.stale:
                 self.copies[name] = version, self.policies.state(name)
         values_C = torch.tensor(super().advantages(groups), dtype=torch.float64)
-        members: dict[tuple[str, str], list[int]] = defaultdict(list)
-        counts, start = list[int](), 0
+        tokens_C = torch.tensor([len(c.completion.token_ids) for g in groups for c in g.candidates])
+        members, places = defaultdict[tuple[str, str], list[int]](list), iter(range(len(tokens_C)))
         for group in groups:
-            counts += [len(candidate.completion.token_ids) for candidate in group.candidates]
-            places, start = range(start, len(counts)), len(counts)
-            if values_C[places.start : places.stop].any():
-                kind = environment_of(self.config.env, group.key.task)
-                members[kind, group.policy] += places
+            indices = [*islice(places, len(group.candidates))]
+            if values_C[indices].any():
+                members[environment_of(self.config.env, group.key.task), group.policy] += indices
         scaled_C = torch.zeros_like(values_C)
         for indices in members.values():
-            by_token = values_C[indices].repeat_interleave(torch.tensor(counts)[indices])
+            compared = values_C[indices]
+            by_token = compared.repeat_interleave(tokens_C[indices])
             # Written as in `centered`, so that NaN is not taken for no difference.
             if not by_token.max() - by_token.min() <= SAME:
-                scaled_C[indices] = (values_C[indices] - by_token.mean()) / (
-                    by_token.std() + EPSILON
-                )
+                scaled_C[indices] = (compared - by_token.mean()) / (by_token.std() + EPSILON)
         return [*scaled_C.tolist()]
-
-    def state_dict(self) -> dict[str, Any]:
-        """The copies."""
-        return {"copies": dict(self.copies)} if self.copies else {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues with the copies of an earlier step."""
-        self.copies = dict(state.get("copies", {}))

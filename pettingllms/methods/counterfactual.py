@@ -1,15 +1,13 @@
 """CCPO and SHARP: an agent is credited with what the team would have missed without it.
 
-Li et al. 2026, "Counterfactual Credit Policy Optimization", https://arxiv.org/abs/2603.21563, and the
-authors' code; "SHARP: Shapley Credit-based Optimization for Multi-Agent System", 2026,
-https://arxiv.org/abs/2602.08335. Where the papers leave an agent out, a copy of the episode is played
-on in which its replies are blank (shapes `blanked` and `coalitions`).
+CCPO, Li et al. 2026, https://arxiv.org/abs/2603.21563, and the authors' code; SHARP, 2026, https://arxiv.org/abs/2602.08335.
+Where the papers leave an agent out, a copy of the episode is played on in which its replies are blank.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from itertools import combinations
 from math import comb
 
@@ -24,19 +22,16 @@ class Ccpo(Grpo):
         r_i = R + lambda * b_i,    b_i = R - R_{-i}
         A   = (r_i - mean r_i) / (std r_i + epsilon)    among the agent's K episodes of a task
 
-    R is the outcome of the episode: F1 where the environment scores answers by it, else 1 for a
-    success and 0. R_{-i} is that of its copy in which all replies of agent i are blank. For outcomes
-    of 0 and 1, b is 1 where the agent helped and -1 where it hurt. The copy draws with the episode's
-    seeds, so b is 0 for an agent that nobody reads. The authors' code takes the mean of all K copies
-    and asks whether it is above 1/2 (`averaged`), which also credits an agent with the luck of those
-    that act after it. An agent whose policy does not learn has b = 0.
+    R is the outcome of the episode: F1 where the environment scores answers by it, else 1 for a success and 0. R_{-i}
+    is that of its copy in which all replies of agent i are blank, which draws with the episode's seeds: b is 0 for an
+    agent that nobody reads, and for one whose policy does not learn. The authors' code takes the mean of all K copies
+    and asks whether it is above 1/2 (`averaged`), which also credits an agent with the luck of those that act after it.
 
     Args:
         config: resolved settings of the run.
         weight: lambda.
         joint: weight of R; 0 credits an agent with b alone.
-        averaged: b is 1 where R is above 1/2 and the mean of R_{-i} over the task's copies below,
-            -1 in the opposite case, else 0.
+        averaged: b is 1 where R is above 1/2 and the mean of R_{-i} below, -1 in the opposite case, else 0.
     """
 
     source = "arXiv 2603.21563"
@@ -50,29 +45,24 @@ class Ccpo(Grpo):
     averaged: bool = argument(default=False)
 
     def credit(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """The records with r_i at each agent's last decision, and nothing else.
-
-        Raises:
-            ConfigError: the environment does not say whether a task was solved.
-        """
+        """The records with r_i at each agent's last decision, and nothing else."""
         copies: dict[tuple[str, str], list[float]] = defaultdict(list)
         for trajectory in trajectories:
             for agent, outcome in outcomes_alone(trajectory).items():
                 copies[trajectory.task.id, agent].append(outcome)
         means = {key: sum(ends) / len(ends) for key, ends in copies.items()}
-        return [self._repaid(trajectory, means) for trajectory in trajectories]
-
-    def _repaid(self, trajectory: Trajectory, means: Mapping[tuple[str, str], float]) -> Trajectory:
-        solved(trajectory, self.config)  # raises where nothing says
-        outcome, alone = trajectory.outcome, outcomes_alone(trajectory)
-        worth = {}
-        for agent in _agents(trajectory):
-            bonus = outcome - alone.get(agent, outcome)
-            if self.averaged:
-                mean = means.get((trajectory.task.id, agent), 0.5)
-                bonus = float(outcome > 0.5 > mean) - float(outcome < 0.5 < mean)
-            worth[agent] = self.joint * outcome + self.weight * bonus
-        return repaid_once(trajectory, worth)
+        records = []
+        for trajectory in trajectories:
+            solved(trajectory, self.config)  # raises where nothing says
+            outcome, alone, worth = trajectory.outcome, outcomes_alone(trajectory), {}
+            for agent in dict.fromkeys(group.key.agent for group in trajectory.groups):
+                bonus = outcome - alone.get(agent, outcome)
+                if self.averaged:
+                    mean = means.get((trajectory.task.id, agent), 0.5)
+                    bonus = float(outcome > 0.5 > mean) - float(outcome < 0.5 < mean)
+                worth[agent] = self.joint * outcome + self.weight * bonus
+            records.append(repaid_once(trajectory, worth))
+        return records
 
 
 class Sharp(EpisodeCredit, Grpo):
@@ -82,10 +72,8 @@ class Sharp(EpisodeCredit, Grpo):
         phi_i = sum over S without i of |S|! (n - |S| - 1)! / n! * (v(S + i) - v(S))
         A     = (r_i - mean r_i) / (std r_i + epsilon)    among the agent's K episodes of a task
 
-    v(S) is the outcome of the copy in which all but the agents of S are blank, exact for teams of up
-    to four agents; v of all is R, as in `ccpo`. The phi of a team add up to R - v(none). p is the mean
-    local reward of the agent's replies, in place of the paper's reward for calls of tools. The agents
-    of the sum are those whose policies learn.
+    v(S) is the outcome of the copy in which all but the agents of S are blank, for up to four agents, whose policies learn;
+    v of all is R, as in `ccpo`. p is the mean local reward of the agent's replies, in place of the paper's for calls of tools.
 
     Args:
         config: resolved settings of the run.
@@ -108,13 +96,10 @@ class Sharp(EpisodeCredit, Grpo):
         """The record with r_i at each agent's last decision, and nothing else."""
         solved(trajectory, self.config)  # raises where nothing says
         values, worth = shapley(trajectory), {}
-        for agent in _agents(trajectory):
+        for agent in dict.fromkeys(group.key.agent for group in trajectory.groups):
             rewards = [g.chosen.local_reward for g in trajectory.groups if g.key.agent == agent]
-            worth[agent] = (
-                self.joint * trajectory.outcome
-                + self.weight * values.get(agent, 0.0)
-                + self.process * sum(rewards) / len(rewards)
-            )
+            worth[agent] = self.joint * trajectory.outcome + self.weight * values.get(agent, 0.0)
+            worth[agent] += self.process * sum(rewards) / len(rewards)
         return repaid_once(trajectory, worth)
 
 
@@ -129,32 +114,25 @@ def outcome_without(trajectory: Trajectory, agents: Collection[str]) -> float:
     An agent that has no decision in the copy without the others changes nothing there.
     """
     blanked: tuple[str, ...] = ()
-    outcome, ends = trajectory.outcome, trajectory.without
-    while following := [
-        end for end in ends if end.blanked[:-1] == blanked and end.blanked[-1] in agents
-    ]:
-        # Of several, the one that was blanked first: the copies without the others leave it later.
-        blanked, outcome = following[0].blanked, following[0].outcome
+    outcome = trajectory.outcome
+    # Copies come before those that left them, and of several the one that was blanked first, which the others leave later.
+    for end in trajectory.without:
+        if end.blanked[:-1] == blanked and end.blanked[-1] in agents:
+            blanked, outcome = end.blanked, end.outcome
     return outcome
 
 
 def shapley(trajectory: Trajectory) -> dict[str, float]:
     """Agent -> its Shapley value, for all agents that are blank in some copy."""
     team = list(dict.fromkeys(agent for end in trajectory.without for agent in end.blanked))
-    values = {}
+    values = dict.fromkeys(team, 0.0)
     for agent in team:
-        others = [other for other in team if other != agent]
-        values[agent] = 0.0
+        others = {*team} - {agent}
         for size in range(len(team)):
             # |S|! (n - |S| - 1)! / n!
             share = 1 / (len(team) * comb(len(others), size))
-            for present in combinations(others, size):
-                absent = set(others) - set(present)
-                added = outcome_without(trajectory, absent)
-                added -= outcome_without(trajectory, absent | {agent})
-                values[agent] += share * added
+            for present in combinations([other for other in team if other != agent], size):
+                absent = others.difference(present)
+                alone = outcome_without(trajectory, absent | {agent})
+                values[agent] += share * (outcome_without(trajectory, absent) - alone)
     return values
-
-
-def _agents(trajectory: Trajectory) -> list[str]:
-    return list(dict.fromkeys(group.key.agent for group in trajectory.groups))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -88,16 +88,11 @@ class Critic:
         steps = [*self._past, (features_NX, targets_N.float())]
         self._past = steps[len(steps) - self.memory + 1 :] if self.memory > 1 else []
         features_NX, targets_N = (torch.cat(of_step) for of_step in zip(*steps, strict=True))
-        for _ in range(self.epochs):
-            order = rng.sample(range(len(targets_N)), len(targets_N))
-            for start in range(0, len(order), ROWS):
-                rows = order[start : start + ROWS]
-                loss = nn.functional.mse_loss(
-                    self.network(features_NX[rows])[:, 0], targets_N[rows]
-                )
-                self.optimizer.zero_grad(set_to_none=True)
-                loss.backward()
-                self.optimizer.step()
+        for rows in batches(rng, len(targets_N), self.epochs):
+            loss = nn.functional.mse_loss(self.network(features_NX[rows])[:, 0], targets_N[rows])
+            self.optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            self.optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, the optimizer's state, how often it has learned, and what it will learn again."""
@@ -114,6 +109,13 @@ class Critic:
         self.fits, self._past = state["fits"], state.get("past", [])
         self.network.load_state_dict(state["network"])
         self.optimizer.load_state_dict(state["optimizer"])
+
+
+def batches(rng: random.Random, count: int, epochs: int) -> Iterator[list[int]]:
+    """Numbers of the rows of one update after another, in a new order for each epoch."""
+    for _ in range(epochs):
+        order = rng.sample(range(count), count)
+        yield from (order[start : start + ROWS] for start in range(0, count, ROWS))
 
 
 class Critics:

@@ -1,8 +1,7 @@
 """On-policy distillation: students learn from what a teacher thinks of every token that they write.
 
-Reverse KL on the student's own completions, as in GKD (Agarwal et al. 2023,
-https://arxiv.org/abs/2306.13649) with its share of own samples at 1, and MiniLLM (Gu et al. 2023,
-https://arxiv.org/abs/2306.08543), whose single-step term this is.
+Reverse KL on the student's own completions, as in GKD (Agarwal et al. 2023, https://arxiv.org/abs/2306.13649) with its share
+of own samples at 1, and MiniLLM (Gu et al. 2023, https://arxiv.org/abs/2306.08543), whose single-step term this is.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from pettingllms.models import model_path
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import BASE
-from pettingllms.policies.sources import adapter_folders, is_adapter, is_folder, located_adapters
+from pettingllms.policies.sources import adapter_folders, is_adapter, located_adapters
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.method import Attached, Method, argument
 from pettingllms.trainers.settings import base_model
-from pettingllms.types import Advantage, Group, Sample
+from pettingllms.types import Advantage, Candidate, Group, Sample
 
 
 class Distill(Method):
@@ -35,11 +34,8 @@ class Distill(Method):
     Args:
         config: resolved settings of the run.
         teacher: adapters, in the forms of the setting `adapters`: a run of a team, whose roles teach the
-            same roles of this one, or one adapter for all.
+            same roles of this one, or one adapter for all; may be left out if `teacher_model` is given.
         teacher_model: the teacher's model, of the same vocabulary; the run's model if empty.
-
-    Raises:
-        ConfigError: neither is given, or there are no such adapters.
     """
 
     source = "arXiv 2306.13649"
@@ -59,28 +55,29 @@ class Distill(Method):
         self._adapters = located_adapters(self.teacher) if self.teacher else None
 
     def attach(self, env: Any, policies: PolicySet) -> None:
-        """Loads the teacher.
-
-        Raises:
-            ConfigError: it cannot be loaded, has no adapter for a role, or has another vocabulary.
-        """
+        """Loads the teacher, which needs an adapter for each role and the students' vocabulary."""
         super().attach(env, policies)
-        self.teachers = self._loaded(policies)
+        roles = policies.roles_to_policies
+        teaching = self._teaching(roles)
+        adapters = adapter_folders(self._adapters, teaching)
+        model = self.teacher_model or base_model(self.config)
+        self.teachers = load_readers(self.config, model, teaching, adapters)
+        for role, policy in roles.items():
+            ours = policies.chat_for(policy).tokenizer.get_vocab()
+            theirs = self.teachers.chat_for(teaching[role]).tokenizer.get_vocab()
+            if theirs != ours:
+                raise ConfigError(
+                    f"the teacher of {role} has another vocabulary ({len(theirs)} tokens, the student "
+                    f"{len(ours)}); distill from a model of the same family"
+                )
 
     def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
-        """One number for each token of each candidate.
-
-        Raises:
-            ConfigError: no trainer has attached policies.
-        """
+        """One number for each token of each candidate."""
         config, teachers = self.config, self.teachers
         rows = [
-            (
-                teachers.policy_for(group.key.role),
-                Sample(group.prompt_ids, reply.token_ids, reply.logprobs, 0.0),
-            )
+            (teachers.policy_for(group.key.role), read(group.prompt_ids, candidate))
             for group in groups
-            for reply in (candidate.completion for candidate in group.candidates)
+            for candidate in group.candidates
         ]
         says = teachers.sample_logprobs(rows, config.tokens_per_batch, config.temperature)
         return [
@@ -88,36 +85,26 @@ class Distill(Method):
             for row in rows
         ]
 
-    def _loaded(self, students: PolicySet) -> PolicySet:
-        config, roles = self.config, students.roles_to_policies
-        teachers = load_policies(
-            model_path(self.teacher_model or base_model(config)),
-            self._teaching(roles),
-            dtype=None if config.dtype == "auto" else config.dtype,
-            device=None if config.device == "auto" else config.device,
-            merge=False,
-            adapters=adapter_folders(self._adapters, self._teaching(roles)),
-        )
-        for role, policy in roles.items():
-            theirs, ours = (
-                chat.tokenizer.get_vocab()
-                for chat in (
-                    teachers.chat_for(teachers.policy_for(role)),
-                    students.chat_for(policy),
-                )
-            )
-            if theirs != ours:
-                raise ConfigError(
-                    f"the teacher of {role} has another vocabulary ({len(theirs)} tokens, the student "
-                    f"{len(ours)}); distill from a model of the same family"
-                )
-        return teachers
-
     def _teaching(self, roles: Mapping[str, str]) -> dict[str, str]:
         """Role -> the teacher's policy; a run with one shared policy teaches all roles with it."""
         if self._adapters is None:
             return dict.fromkeys(roles, BASE)
-        shared = is_folder(self._adapters) and not is_adapter(self._adapters)
-        if shared and (Path(self._adapters) / "shared").is_dir():
+        if (Path(self._adapters) / "shared").is_dir() and not is_adapter(self._adapters):
             return dict.fromkeys(roles, "shared")
         return {role: role for role in roles}
+
+
+def read(prompt_ids: tuple[int, ...], candidate: Candidate) -> Sample:
+    """The candidate behind a prompt, to be scored."""
+    completion = candidate.completion
+    return Sample(prompt_ids, completion.token_ids, completion.logprobs, advantage=0.0)
+
+
+def load_readers(
+    config: ResolvedConfig, model: str, roles: Mapping[str, str], adapters: Mapping[str, Path]
+) -> PolicySet:
+    """Policies beside those of the run, in its precision and on its device, which read and do not learn."""
+    dtype, device = (None if name == "auto" else name for name in (config.dtype, config.device))
+    return load_policies(
+        model_path(model), roles, dtype=dtype, device=device, merge=False, adapters=adapters
+    )

@@ -10,14 +10,11 @@ from typing import ClassVar
 
 import torch
 
-from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.methods.grpo import with_own_returns
 from pettingllms.trainers.at_grpo import centered
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.method import Method, argument
 from pettingllms.types import Advantage, Candidate, Group
-
-BY = ("return", "reward")
 
 
 class OfEpisodes(Method):
@@ -31,23 +28,16 @@ class OfEpisodes(Method):
         config: resolved settings of the run.
         by: "return" of the episode, or "reward" of the decision alone; by default the reward where
             `credit` says what a single decision is worth, else the return.
-
-    Raises:
-        ConfigError: another word.
     """
 
     shapes = ("episodes", "fork_on_first", "round_robin", "full")
     key: ClassVar[tuple[str, ...]]
     """Fields of `GroupKey`; candidates that agree in them share a baseline."""
-    by: str = argument("")
+    by: str = argument("", one_of=("", "return", "reward"))
 
     def __init__(self, config: ResolvedConfig, **arguments: object) -> None:
         super().__init__(config, **arguments)
         self.by = self.by or ("reward" if self.credits == "reward" else "return")
-        if self.by not in BY:
-            raise ConfigError(
-                f"method_args: by must be return or reward, got {self.by!r}; {did_you_mean(self.by, BY)}"
-            )
         self.compares = self.by
 
     def advantages(self, groups: Sequence[Group]) -> list[Advantage]:

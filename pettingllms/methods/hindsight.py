@@ -1,28 +1,24 @@
 """Turns are scored in hindsight: a reply is good if knowing the solution makes it more likely.
 
-The turn score of SWEET-RL (Zhou et al. 2025, https://arxiv.org/abs/2503.15478), with the policy itself in the place
-of the critic, or with a critic that was trained as they do (`benchmarks/sweet.py`).
+The turn score of SWEET-RL (Zhou et al. 2025, https://arxiv.org/abs/2503.15478), by the policy itself or a critic (`benchmarks/sweet.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import Any, cast
 
 from pettingllms.errors import ConfigError
-from pettingllms.models import model_path
-from pettingllms.policies.loading import load_policies
+from pettingllms.methods.distill import load_readers, read
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import BASE
 from pettingllms.policies.sources import check_base, located_adapters
-from pettingllms.trainers.at_grpo import AtGrpo, centered
+from pettingllms.trainers.at_grpo import AtGrpo
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.method import Attached, argument
 from pettingllms.trainers.settings import base_model
-from pettingllms.types import Advantage, Candidate, Conversation, Group, Sample
+from pettingllms.types import Advantage, Conversation, Group, Sample
 
 KNOWN = "What is known of the solution:\n{}\n\n"
 """Comes before the prompt, with c."""
@@ -37,22 +33,17 @@ class Hindsight(AtGrpo):
 
     A is the advantage of AT-GRPO, whose settings also scale s. c is what the environment knows and the agent is
     not told (`TextEnv._privileged`); pi is the policy before the update. Without c, or room for it, s is 0.
-
-    With a critic, it takes the place of pi where c is read, and the base model that it was trained from takes the other.
-    Both are held in memory beside the policies.
+    A critic reads c in place of pi, and the base model that it was trained from reads o; both stay in memory.
 
     Args:
         config: resolved settings of the run.
         weight: w.
         critic: folder of an adapter on the run's model, which no role plays.
-
-    Raises:
-        ConfigError: no such adapter, or one on another model.
     """
 
     source = "arXiv 2503.15478"
+    # Not `early_rewards`: the score tells replies apart where only the end of an episode is paid.
     needs = ("privileged",)
-    """Not `early_rewards`: the score tells replies apart where only the end of an episode is paid."""
     weight: float = argument(0.5, at_least=0, at_most=1)
     critic: str = argument("")
     readers: PolicySet = Attached()  # type: ignore[assignment]  # what instances get
@@ -65,22 +56,13 @@ class Hindsight(AtGrpo):
             check_base(self._adapter, base_model(config))
 
     def attach(self, env: Any, policies: PolicySet) -> None:
-        """Takes the policies, which score their own replies, or loads the critic.
-
-        Raises:
-            ConfigError: the critic cannot be loaded, or policies are on other models than it is.
-        """
+        """Takes the policies, which score their own replies; loads a critic, which must be on their model."""
         super().attach(env, policies)
         self.readers = policies
         if self.critic:
-            self.readers = load_policies(
-                model_path(base_model(self.config)),
-                {"informed": CRITIC, "uninformed": BASE},
-                dtype=None if self.config.dtype == "auto" else self.config.dtype,
-                device=None if self.config.device == "auto" else self.config.device,
-                merge=False,
-                adapters={CRITIC: self._adapter},
-            )
+            roles = {"informed": CRITIC, "uninformed": BASE}
+            model, adapters = base_model(self.config), {CRITIC: self._adapter}
+            self.readers = load_readers(self.config, model, roles, adapters)
             if {*policies.digests.values()} != {*self.readers.digests.values()}:
                 raise ConfigError(
                     f"method_args: critic {self.critic} is on {self.readers.base}, and policies are on other "
@@ -88,34 +70,16 @@ class Hindsight(AtGrpo):
                 )
 
     def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
-        """The advantage of AT-GRPO mixed with the score above its group's mean.
-
-        Raises:
-            ConfigError: no trainer has attached policies.
-            GroupError: a prompt has one candidate.
-        """
+        """The advantage of AT-GRPO mixed with the score above its group's mean."""
         outcome, weight = super().advantages(groups), self.weight
         if not weight:
             return outcome
-        advantages = list[Advantage]()
-        candidates = [group for group in groups for _ in group.candidates]
-        scores = centered(
-            torch.tensor(self.scores(groups), dtype=torch.float64),
-            [tuple(getattr(group.key, field) for field in self.key) for group in candidates],
-            self.config.scale_rewards,
-            [group.policy for group in candidates],
-        )
-        for earned, scored in zip(outcome, scores.tolist(), strict=True):
-            assert isinstance(earned, float)
-            advantages.append((1 - weight) * earned + weight * scored)
-        return advantages
+        scores = self.compared(groups, self.scores(groups))
+        pairs = zip(cast("list[float]", outcome), scores, strict=True)
+        return [(1 - weight) * earned + weight * scored for earned, scored in pairs]
 
     def scores(self, groups: Sequence[Group]) -> list[float]:
-        """Returns s of every candidate in order; 0 for all of a group that is not scored.
-
-        Raises:
-            ConfigError: no trainer has attached policies.
-        """
+        """Returns s of every candidate in order; 0 for all of a group that is not scored."""
         config, policies, rows = self.config, self.readers, list[list[tuple[str, Sample]]]()
         for group in groups:
             knows, reads = (CRITIC, BASE) if self.critic else (group.policy, group.policy)
@@ -131,20 +95,8 @@ class Hindsight(AtGrpo):
         return [means[pair[0]] - means[pair[1]] if pair else 0.0 for pair in rows]
 
 
-def read(prompt_ids: tuple[int, ...], candidate: Candidate) -> Sample:
-    """The candidate behind a prompt, to be scored."""
-    completion = candidate.completion
-    return Sample(prompt_ids, completion.token_ids, completion.logprobs, advantage=0.0)
-
-
 def informed(group: Group, policies: PolicySet, policy: str) -> tuple[int, ...] | None:
-    """The prompt behind c; None where there is no c, or a candidate does not fit into the context with it.
-
-    Args:
-        group: a decision.
-        policies: of which one reads it.
-        policy: that one, which is not always that of the role: some methods swap roles.
-    """
+    """The prompt behind c in the tokens of a policy; None where there is no c, or no room for a candidate with it."""
     if not group.privileged:
         return None
     prompt_ids = policies.chat_for(policy).prompt_ids(_told(group))

@@ -7,9 +7,10 @@ not part of this; `--difficulty-pools` draws tasks by success.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean, pstdev
+from typing import Any
 
 from pettingllms.envs.judged import JUDGE
 from pettingllms.rollout.shapes import RolloutShape
@@ -56,7 +57,7 @@ class LearnedJudge(EpisodeCredit):
         solved(trajectory, self.config)  # raises where nothing says
         # What verdicts say of the decision before them.
         means = {
-            group.key.parent - 1: fmean(map(_verdict, group.candidates))
+            group.key.parent - 1: fmean(candidate.info["verdict"] for candidate in group.candidates)
             for group in trajectory.groups
             if group.key.agent == JUDGE
         }
@@ -65,8 +66,7 @@ class LearnedJudge(EpisodeCredit):
             if group.key.agent != JUDGE:
                 # None where the judge's prompt had no room, which ended the episode.
                 return trajectory.outcome + means.get(group.key.parent, 0.0)
-            verdict = _verdict(candidate)
-            mean = means[group.key.parent - 1]
+            verdict, mean = int(candidate.info["verdict"]), means[group.key.parent - 1]
             return (trajectory.outcome + mean) * verdict if verdict else UNREADABLE
 
         return repaid(trajectory, reward)
@@ -78,28 +78,22 @@ class LearnedJudge(EpisodeCredit):
         outcomes = defaultdict[str, list[bool]](list)
         for (task, _), last in ends.items():
             outcomes[task].append(bool(last.chosen.info["success"]))
-        compared = defaultdict[Hashable, list[float]](list)
+        compared = defaultdict[tuple[Any, ...], list[float]](list)
         for group in groups:
             compared[_key(group)] += [candidate.reward for candidate in group.candidates]
-        scaled = self.config.scale_rewards != "none"
-        middle = {key: fmean(rewards) for key, rewards in compared.items()}
-        scale = {key: pstdev(of) + EPSILON if scaled else 1.0 for key, of in compared.items()}
-        silent = {key for key, of in compared.items() if max(of) - min(of) <= SAME}
-        for group in groups:
-            least, most = self.verdict_shares if group.key.agent == JUDGE else self.reply_shares
-            if not least <= fmean(outcomes[group.key.task]) <= most:
-                silent.add(_key(group))
+        moments: dict[tuple[Any, ...], tuple[float, float]] = {}
+        for key, rewards in compared.items():
+            least, most = self.verdict_shares if key[1] == JUDGE else self.reply_shares
+            if least <= fmean(outcomes[key[0]]) <= most and not max(rewards) - min(rewards) <= SAME:
+                scale = pstdev(rewards) + EPSILON if self.config.scale_rewards != "none" else 1.0
+                moments[key] = fmean(rewards), scale
         return [
-            0.0 if (key := _key(g)) in silent else (c.reward - middle[key]) / scale[key]
+            (c.reward - moments[key][0]) / moments[key][1] if (key := _key(g)) in moments else 0.0
             for g in groups
             for c in g.candidates
         ]
 
 
-def _key(group: Group) -> Hashable:
-    key = group.key
-    return (key.task, key.agent, key.turn, key.episode if key.agent == JUDGE else None)
-
-
-def _verdict(candidate: Candidate) -> int:
-    return int(candidate.info["verdict"])
+def _key(group: Group) -> tuple[Any, ...]:
+    task, agent, turn = group.key.task, group.key.agent, group.key.turn
+    return (task, agent, turn, group.key.episode if agent == JUDGE else None)

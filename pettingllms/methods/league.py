@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pettingllms.errors import ConfigError, did_you_mean
+from pettingllms.errors import ConfigError
 from pettingllms.methods.dr_mas import DrMas
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import is_own, own_names, trained_policies
@@ -25,14 +25,11 @@ from pettingllms.trainers.method import Casting, Method, argument
 from pettingllms.trainers.settings import OF_THE_BASE, OF_THE_POLICY, own_settings
 from pettingllms.types import policy_of
 
-OPPONENTS = ("prioritized", "uniform", "latest")
-
 
 class Version(NamedTuple):
     """What a policy was in an earlier step."""
 
     weights: dict[str, torch.Tensor]
-    """A copy on the CPU."""
     rate: float
     """How often the learner wins against it, a draw counted as half a win."""
 
@@ -42,10 +39,9 @@ class Rivals(Method):
 
         P(v) ~ (1 - w_v)^2,   w_v <- (w_v + wins in this step) / 2,   w_v = 1/2 at first
 
-    P is `prioritized`: versions that are beaten come rarely; `uniform` takes all alike, `latest` the newest.
-    The one that is drawn plays all episodes of a step, so that compared episodes have one opponent, and the
-    learner changes seats after each step. In a share of the steps, and in the first, it plays itself, and both seats
-    learn. Win rates are those of training, where replies are sampled.
+    P is `prioritized`: versions that are beaten come rarely; `uniform` takes all alike, `latest` the newest. The one that is
+    drawn plays all episodes of a step, and the learner changes seats after each step. In a share of the steps, and in the first,
+    it plays itself, and both seats learn. Win rates are those of training, where replies are sampled.
 
     For two policies of one model and shape, of which one is trained; the other is the seat of versions. Kept versions
     are part of checkpoints, and are copied once more while a step is taken: `size` adapters, or full models.
@@ -56,59 +52,41 @@ class Rivals(Method):
         every: steps after which a version is kept.
         size: versions that are kept; the oldest gives way.
         itself: chance of a step against itself.
-
-    Raises:
-        ConfigError: no such `opponents`; steps that are played before the one before them has ended.
     """
 
     source = "doi 10.1038/s41586-019-1724-z"
     needs = ("opponents",)
-    opponents: str = argument("prioritized")
+    opponents: str = argument("prioritized", one_of=("prioritized", "uniform", "latest"))
     every: int = argument(5, at_least=1, whole=True)
     size: int = argument(10, at_least=1, whole=True)
     itself: float = argument(0.5, at_least=0, at_most=1)
 
     def __init__(self, config: ResolvedConfig, **arguments: object) -> None:
         super().__init__(config, **arguments)
-        if self.opponents not in OPPONENTS:
-            raise ConfigError(
-                f"method_args: unknown opponents {self.opponents!r}; "
-                f"{did_you_mean(self.opponents, OPPONENTS)}"
-            )
         if config.max_staleness:
             raise ConfigError(
                 f"method {config.method} with max_staleness: who plays a step follows from the games of the one "
                 "before, which is played at the same time; leave max_staleness out"
             )
-        self.step = 0
-        """The next one."""
+        self.step = 0  # the next one
         self.kept: dict[int, Version] = {}
         """Step -> the learner as it played that step, oldest first."""
         self.drawn: int | None = None
         """The version that plays the next step; None: the learner plays itself."""
 
     def attach(self, env: Any, policies: PolicySet) -> None:
-        """Takes the policies, of which the one that is not trained becomes a copy of the learner.
-
-        Raises:
-            ConfigError: adapters of the two have different shapes.
-        """
+        """Takes the policies, of which the one that is not trained becomes a copy of the learner."""
         super().attach(env, policies)
-        learner, rival = self._own_pair()
+        players = policies.roles_to_policies
+        self.pair = self._pair(players, trained_policies(self.config.train_roles, players))
+        learner, rival = self.pair
         policies.load_state(rival, policies.state(learner), version=0)
 
     def players(self, step: int, players: Mapping[str, str], trained: Sequence[str]) -> Casting:
-        """The learner and the version that was drawn, in seats that change with every step.
-
-        Raises:
-            ConfigError: not one policy that is trained and one that is not, of equal settings.
-        """
+        """The learner and the version that was drawn, in seats that change with every step."""
         learner, rival = self._pair(players, trained)
-        seats = {learner: learner, rival: learner}
-        if self.drawn is not None:
-            seats[rival] = rival
-            if step % 2:
-                seats = {learner: rival, rival: learner}
+        played = learner if self.drawn is None else rival
+        seats = {learner: played, rival: learner} if step % 2 else {learner: learner, rival: played}
         # Policies that are neither, such as a model behind an API, stay where they are.
         return Casting({role: seats.get(name, name) for role, name in players.items()}, (learner,))
 
@@ -116,23 +94,22 @@ class Rivals(Method):
         """The records with the learner's decisions alone; takes up who won, and draws the next opponent.
 
         Raises:
-            ConfigError: a team that shares its rewards; no trainer has attached policies.
+            ConfigError: a team that shares its rewards.
         """
-        policies, (learner, rival) = self.policies, self._own_pair()
+        policies, (learner, rival) = self.policies, self.pair
         if any(trajectory.cooperative for trajectory in trajectories):
             raise ConfigError(
                 f"method {self.config.method} plays against itself, and agents of {self.config.env} share rewards"
             )
         if self.drawn is not None and trajectories:
             seats = self.players(self.step, policies.roles_to_policies, (learner,)).players
-            version = self.kept[self.drawn]
-            won = fmean(won_by(learner, t, seats) for t in trajectories)
-            self.kept[self.drawn] = version._replace(rate=(version.rate + won) / 2)
+            weights, rate = self.kept[self.drawn]
+            won = fmean(won_by(learner, trajectory, seats) for trajectory in trajectories)
+            self.kept[self.drawn] = Version(weights, (rate + won) / 2)
         if self.step % self.every == 0:
             # Before the update: these weights played the step that they are named after.
             self.kept[self.step] = Version(policies.state(learner), rate=0.5)
-            while len(self.kept) > self.size:
-                del self.kept[min(self.kept)]
+            self.kept = dict([*self.kept.items()][-self.size :])
         self.step += 1
         self.drawn = self._draw()
         self._seat()
@@ -154,24 +131,21 @@ class Rivals(Method):
         """The versions, who was drawn, and what the joined method learned; empty before the first step."""
         if not self.step:
             return super().state_dict()
-        kept = {step: {"weights": v.weights, "rate": v.rate} for step, v in self.kept.items()}
-        mine = {"step": self.step, "drawn": self.drawn, "kept": kept}
-        return {**super().state_dict(), "rivals": mine}
+        kept = {step: version._asdict() for step, version in self.kept.items()}
+        league = {"step": self.step, "drawn": self.drawn, "kept": kept}
+        return {**super().state_dict(), "rivals": league}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues with the versions of an earlier step, of which the drawn one takes its seat again."""
-        mine = state.get("rivals", {"step": 0, "drawn": None, "kept": {}})
-        super().load_state_dict({name: value for name, value in state.items() if name != "rivals"})
-        self.step, self.drawn = mine["step"], mine["drawn"]
-        self.kept = {step: Version(**version) for step, version in mine["kept"].items()}
+        state = dict(state)
+        league = state.pop("rivals", {"step": 0, "drawn": None, "kept": {}})
+        super().load_state_dict(state)
+        self.step, self.drawn = league["step"], league["drawn"]
+        self.kept = {step: Version(**version) for step, version in league["kept"].items()}
         self._seat()
 
-    def _own_pair(self) -> tuple[str, str]:
-        players = self.policies.roles_to_policies
-        return self._pair(players, trained_policies(self.config.train_roles, players))
-
     def _pair(self, players: Mapping[str, str], trained: Sequence[str]) -> tuple[str, str]:
-        """The policy that learns, and the one whose place its versions take."""
+        """The policy that learns, and the one whose place its versions take; ConfigError where they do not fit."""
         config = self.config
         rivals = [name for name in own_names(players) if is_own(name) and name not in trained]
         if len(trained) != 1 or len(rivals) != 1:
@@ -180,39 +154,35 @@ class Rivals(Method):
                 f"take, got {', '.join(trained)} and {', '.join(rivals) or 'none'}; for a game with the roles first "
                 "and second: --policies first=player,second=rival --train-roles first"
             )
-        one, other = (own_settings(config, name) for name in (*trained, *rivals))
+        learner, rival = trained[0], rivals[0]
+        ours, theirs = own_settings(config, learner), own_settings(config, rival)
         for name in (*OF_THE_BASE, *OF_THE_POLICY):
-            if getattr(one, name) != getattr(other, name):
+            if getattr(ours, name) != getattr(theirs, name):
                 raise ConfigError(
-                    f"method {config.method}: {rivals[0]} plays earlier versions of {trained[0]}; give both the same "
-                    f"{name}"
+                    f"method {config.method}: {rival} plays earlier versions of {learner}; give both the same {name}"
                 )
-        return trained[0], rivals[0]
+        return learner, rival
 
     def _draw(self) -> int | None:
-        generator = random.Random(f"{self.config.seed} rivals {self.step}")
-        if not self.kept or generator.random() < self.itself:
+        rng = random.Random(f"{self.config.seed} rivals {self.step}")
+        if not self.kept or rng.random() < self.itself:
             return None
         chances = self.chances()
-        return generator.choices(list(chances), list(chances.values()))[0]
+        return rng.choices(list(chances), list(chances.values()))[0]
 
     def _seat(self) -> None:
         if self.drawn is not None:
-            _, rival = self._own_pair()
-            self.policies.load_state(rival, self.kept[self.drawn].weights, version=self.drawn)
+            weights = self.kept[self.drawn].weights
+            self.policies.load_state(self.pair[1], weights, version=self.drawn)
 
 
 class League(Rivals, DrMas):
-    """A policy plays against earlier versions of itself, the more often the less it wins against them.
-
-    For games of two policies in which each agent has a return of its own.
-    """
+    """Earlier versions of a policy play against it, in games of two policies whose agents have returns of their own."""
 
 
 def won_by(learner: str, trajectory: Trajectory, seats: Mapping[str, str]) -> float:
     """1 if the learner's agents earned more than the others, 1/2 for as much, else 0."""
-    lead = 0.0
     # By the seats and not by the decisions: a game may end before one side has moved.
-    for agent, value in trajectory.returns.items():
-        lead += value if policy_of(agent, seats) == learner else -value
+    returns = trajectory.returns.items()
+    lead = sum(won if policy_of(agent, seats) == learner else -won for agent, won in returns)
     return 0.5 if lead == 0 else float(lead > 0)

@@ -1,8 +1,7 @@
 """A reward learned from a solver's episodes, by telling its replies from those of the policies.
 
 MA-AIRL (Yu et al. 2019, https://arxiv.org/abs/1907.13220): the adversarial inverse reinforcement learning of Fu et al. 2018
-(https://arxiv.org/abs/1710.11248) with a discriminator for each agent. The attention critic of
-2002.10525 is not built, because AT-GRPO needs no critic.
+(https://arxiv.org/abs/1710.11248) with a discriminator for each agent. AT-GRPO needs no critic, so its attention critic is not built.
 
 Shapes: `_N` replies, `_F` features of a reply: of o, of (o, a), of o', and 1 where o' is there.
 """
@@ -12,6 +11,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from pettingllms.envs.base import next_agent
 from pettingllms.errors import ConfigError
-from pettingllms.methods.critic import ROWS, Critic
+from pettingllms.methods.critic import Critic, batches
 from pettingllms.rollout.episode import Episode, PlayedEnv, tasks_of_step
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.trainers.at_grpo import AtGrpo
@@ -51,24 +51,20 @@ class Discriminator:
         """Returns f within its bounds, `_N`."""
         o, oa, after, goes_on = features_NF.split([self.h.size] * 3 + [1], dim=1)
         g, h, h_next = self.g.network(oa), self.h.network(o), goes_on * self.h.network(after)
-        return shaped(g, h, h_next, self.gamma)[:, 0].clamp(-LIMIT, LIMIT)
+        f_N: torch.Tensor = (g + self.gamma * h_next - h)[:, 0]
+        return f_N.clamp(-LIMIT, LIMIT)
 
     def fit(self, features_NF: torch.Tensor, logp_N: torch.Tensor, expert_N: torch.Tensor) -> None:
         """Learns which replies are the expert's (1 in `expert_N`, else 0)."""
-        rng, count = random.Random(f"{self.seed} {self.g.fits}"), len(logp_N)
+        rng = random.Random(f"{self.seed} {self.g.fits}")
         self.g.fits += 1
-        for _ in range(self.g.epochs):
-            order = rng.sample(range(count), count)
-            for start in range(0, count, ROWS):
-                rows = order[start : start + ROWS]
-                self.g.optimizer.zero_grad(set_to_none=True)
-                self.h.optimizer.zero_grad(set_to_none=True)
-                loss = binary_cross_entropy_with_logits(
-                    learned(self.f(features_NF[rows]), logp_N[rows]), expert_N[rows]
-                )
-                loss.backward()
-                self.g.optimizer.step()
-                self.h.optimizer.step()
+        for rows in batches(rng, len(logp_N), self.g.epochs):
+            logits_N = self.f(features_NF[rows]) - logp_N[rows]  # D is its sigmoid
+            self.g.optimizer.zero_grad(set_to_none=True)
+            self.h.optimizer.zero_grad(set_to_none=True)
+            binary_cross_entropy_with_logits(logits_N, expert_N[rows]).backward()
+            self.g.optimizer.step()
+            self.h.optimizer.step()
 
 
 class MaAirl(AtGrpo):
@@ -114,7 +110,13 @@ class MaAirl(AtGrpo):
         Raises:
             ConfigError: the solver never plays a role, or says more than a completion may.
         """
-        rewards = self.rewards(trajectories)
+        played = defaultdict[tuple[str, str], list[tuple[Group, Candidate, Reply]]](list)
+        for group, candidate, reply in chain.from_iterable(map(self._replayed, trajectories)):
+            played[group.key.role, group.policy].append((group, candidate, reply))
+        rewards: dict[tuple[GroupKey, tuple[int, ...]], float] = {}
+        for (role, policy), decisions in played.items():
+            r = self._rewards(role, policy, [(c, reply) for _, c, reply in decisions])
+            rewards |= {(g.key, reply.token_ids): r[reply] for g, _, reply in decisions}
 
         def reward(group: Group, candidate: Candidate) -> float:
             if candidate.info.get("parse_error") is not None:
@@ -123,36 +125,40 @@ class MaAirl(AtGrpo):
 
         return [repaid(trajectory, reward) for trajectory in trajectories]
 
-    def rewards(
-        self, trajectories: Sequence[Trajectory]
-    ) -> Mapping[tuple[GroupKey, tuple[int, ...]], float]:
-        """Decision and token ids -> r, after the discriminators have learned from the step."""
-        played = defaultdict[tuple[str, str], list[tuple[GroupKey, Reply]]](list)
-        # Each reply once, so that equal ones earn exactly the same.
-        logp = defaultdict[tuple[str, str], dict[Reply, float]](dict)
-        for trajectory in trajectories:
-            for group, candidate, reply in self._replayed(trajectory):
-                at = group.key.role, group.policy
-                played[at].append((group.key, reply))
-                logp[at].setdefault(reply, sum(candidate.completion.logprobs))
-        rewards: dict[tuple[GroupKey, tuple[int, ...]], float] = {}
-        for (role, policy), own in logp.items():
-            features_NF, logp_N = self._features(policy, [*own]), bounded([*own.values()])
-            made = self._discriminator(f"{role} {policy}", features_NF.shape[1] // 3)
-            row_of = {reply: row for row, reply in enumerate(own)}
-            rows = [row_of[reply] for _, reply in played[role, policy]]
-            drawn_NF, drawn_N = self._drawn(role, policy, len(rows), made.g.fits)
-            labels_N = torch.tensor([0.0, 1.0]).repeat_interleave(len(rows))
-            made.fit(
-                torch.cat([features_NF[rows], drawn_NF]),
-                torch.cat([logp_N[rows], drawn_N]),
-                labels_N,
+    def _rewards(
+        self, role: str, policy: str, played: Sequence[tuple[Candidate, Reply]]
+    ) -> dict[Reply, float]:
+        """The r of replies, after their discriminator has learned from them and as many of the solver."""
+        config = self.config
+        logp: dict[Reply, float] = {}
+        for candidate, reply in played:
+            # That of the first, so that equal replies earn exactly the same.
+            logp.setdefault(reply, sum(candidate.completion.logprobs))
+        features_NF, logp_N = self._features(policy, [*logp]), bounded([*logp.values()])
+        discriminator = self._discriminator(f"{role} {policy}", features_NF.shape[1] // 3)
+        row_of = {reply: row for row, reply in enumerate(logp)}
+        rows = [row_of[reply] for _, reply in played]
+        if policy not in self._solved:
+            solved = self._played_by_solver(policy)
+            self._solved[policy] = {r: (of, self._features(policy, of)) for r, of in solved.items()}
+        if role not in self._solved[policy]:
+            raise ConfigError(
+                f"method {config.method}: the solver of {self.env} never plays {role}"
             )
-            with torch.no_grad():
-                r_N = learned(made.f(features_NF), logp_N).tolist()
-            pairs = zip(played[role, policy], rows, strict=True)
-            rewards |= {(key, reply.token_ids): r_N[row] for (key, reply), row in pairs}
-        return rewards
+        solver, solver_MF = self._solved[policy][role]
+        rng = random.Random(f"{config.seed} {role} {discriminator.g.fits}")
+        drawn = rng.choices(range(len(solver)), k=len(rows))
+        samples = [(policy, Sample(*solver[row][:2], (), 0.0)) for row in drawn]
+        says = self.policies.sample_logprobs(samples, config.tokens_per_batch, config.temperature)
+        solver_N = bounded([float(says[sample].sum()) for sample in samples])
+        discriminator.fit(
+            torch.cat([features_NF[rows], solver_MF[drawn]]),
+            torch.cat([logp_N[rows], solver_N]),
+            torch.tensor([0.0, 1.0]).repeat_interleave(len(rows)),
+        )
+        with torch.no_grad():
+            r_N = discriminator.f(features_NF) - logp_N
+        return dict(zip(logp, r_N.tolist(), strict=True))
 
     def _replayed(self, trajectory: Trajectory) -> Iterator[tuple[Group, Candidate, Reply]]:
         """Steps the environment again, since no record has what would have followed a candidate."""
@@ -161,9 +167,10 @@ class MaAirl(AtGrpo):
             ids_of = {c.completion.text: c.completion.token_ids for c in group.candidates}
             branches: Sequence[PlayedEnv] = env.branch([*ids_of], [*ids_of.values()])
             after = dict(zip(ids_of, branches, strict=True))
-            for one in group.candidates if group.policy in self.policies.names else ():
-                following = self._shown(group.policy, after[one.completion.text])
-                yield group, one, Reply(group.prompt_ids, one.completion.token_ids, following)
+            for candidate in group.candidates if group.policy in self.policies.names else ():
+                completion = candidate.completion
+                next_ids = self._shown(group.policy, after[completion.text])
+                yield group, candidate, Reply(group.prompt_ids, completion.token_ids, next_ids)
             env = after[group.chosen.completion.text]
 
     def _shown(self, policy: str, env: PlayedEnv) -> tuple[int, ...]:
@@ -187,32 +194,9 @@ class MaAirl(AtGrpo):
                     )
                 episode.env.step(text)
                 if prompt_ids:
-                    reply = Reply(prompt_ids, token_ids, self._shown(policy, episode.env))
-                    replies[role].append(reply)
+                    next_ids = self._shown(policy, episode.env)
+                    replies[role].append(Reply(prompt_ids, token_ids, next_ids))
         return replies
-
-    def _drawn(
-        self, role: str, policy: str, count: int, step: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Features and log pi of `count` replies of the solver."""
-        if policy not in self._solved:
-            solved = self._played_by_solver(policy)
-            self._solved[policy] = {r: (of, self._features(policy, of)) for r, of in solved.items()}
-        if role not in self._solved[policy]:
-            raise ConfigError(
-                f"method {self.config.method}: the solver of {self.env} never plays {role}"
-            )
-        replies, features_NF = self._solved[policy][role]
-        rng = random.Random(f"{self.config.seed} {role} {step}")
-        rows = rng.choices(range(len(replies)), k=count)
-        asked = [
-            (policy, Sample(replies[row].prompt_ids, replies[row].token_ids, (), 0.0))
-            for row in rows
-        ]
-        says = self.policies.sample_logprobs(
-            asked, self.config.tokens_per_batch, self.config.temperature
-        )
-        return features_NF[rows], bounded([float(says[one].sum()) for one in asked])
 
     def _features(self, policy: str, replies: Sequence[Reply]) -> torch.Tensor:
         base, length = self.policies.base_of(policy), self.config.tokens_per_batch
@@ -220,9 +204,9 @@ class MaAirl(AtGrpo):
         # The last token says only that the turn ends, and hardly knows what the reply was.
         over = {o + a: max(1, len(a)) for o, a, _ in replies}
         replied = base.features([*over], length, over)
-        goes_on = {there: torch.tensor([float(there)]) for there in (False, True)}
-        rows = [(shown[o], replied[o + a], shown[n or o], goes_on[bool(n)]) for o, a, n in replies]
-        return torch.stack([torch.cat(row) for row in rows])
+        texts = [torch.cat([shown[o], replied[o + a], shown[n or o]]) for o, a, n in replies]
+        goes_on = torch.tensor([[float(bool(after))] for *_, after in replies])
+        return torch.cat([torch.stack(texts), goes_on], dim=1)
 
     def _discriminator(self, name: str, size: int) -> Discriminator:
         if name not in self._discriminators:
@@ -240,19 +224,9 @@ class MaAirl(AtGrpo):
         """Continues with what an earlier step learned, or with nothing."""
         self._discriminators = {}
         for name, networks in state.items():
-            one = self._discriminator(name, networks["h"]["size"])
-            one.g.load_state_dict(networks["g"])
-            one.h.load_state_dict(networks["h"])
-
-
-def shaped(g: torch.Tensor, h: torch.Tensor, h_next: torch.Tensor, gamma: float) -> torch.Tensor:
-    """Returns f of the formula."""
-    return g + gamma * h_next - h
-
-
-def learned(f_N: torch.Tensor, logp_N: torch.Tensor) -> torch.Tensor:
-    """Returns r of the formula, `_N`; D is its sigmoid."""
-    return f_N - logp_N
+            discriminator = self._discriminator(name, networks["h"]["size"])
+            discriminator.g.load_state_dict(networks["g"])
+            discriminator.h.load_state_dict(networks["h"])
 
 
 def bounded(logp: Sequence[float]) -> torch.Tensor:

@@ -21,10 +21,9 @@ class Marshal(Method):
         R_{i,k} = sum of gamma^(t - k) r_{i,t} over t >= k         the return from turn k of episode i
         A_{i,k} = R_{i,k} - mean R                                 over the turns of the agent
 
-    The mean is over the agent's turns in the K episodes of a task, so seats of a game with unequal
-    chances have baselines of their own. The returns are summed before they are normalized. The
-    authors' code takes the mean over the different values of a whole batch, whose games all begin
-    alike. `--scale-rewards group` divides by the deviation.
+    The mean is over the agent's turns in the K episodes of a task, so seats of a game with unequal chances have baselines
+    of their own. The authors' code takes the mean over the different values of a whole batch, whose games all begin alike.
+    `--scale-rewards group` divides by the deviation.
 
     Args:
         config: resolved settings of the run.

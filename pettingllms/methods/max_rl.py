@@ -18,10 +18,8 @@ class MaxRl(EpisodeCredit):
 
         A = (r - mean r) / mean r,    0 where none of the K succeeded
 
-    r is 1 for a success of the team and 0 otherwise: the mean of negative or graded rewards says
-    nothing about a likelihood. A success among K failures has the advantage K - 1. As K grows, the
-    gradient becomes that of log p, the log-probability of success, in place of p.
-    `scale_rewards` has no effect.
+    r is 1 for a success of the team and 0 otherwise: the mean of negative or graded rewards says nothing about a likelihood. As K
+    grows, the gradient becomes that of log p, the log-probability of success, in place of p. `scale_rewards` has no effect.
     """
 
     source = "arXiv 2602.02710"
@@ -39,9 +37,5 @@ class MaxRl(EpisodeCredit):
         for group in groups:
             tasks[group.key.task][group.key.episode] = group.episode_return
         means = {task: sum(returns.values()) / len(returns) for task, returns in tasks.items()}
-        values: list[Advantage] = []
-        for group in groups:
-            mean = means[group.key.task]
-            worth = 0.0 if mean == 0 else (group.episode_return - mean) / mean
-            values += [worth] * len(group.candidates)
-        return values
+        pairs = [(g.episode_return, means[g.key.task]) for g in groups for _ in g.candidates]
+        return [(success - mean) / mean if mean else 0.0 for success, mean in pairs]

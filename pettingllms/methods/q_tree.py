@@ -7,7 +7,6 @@ not needed where a prompt has K completions: their mean takes its place.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from statistics import fmean
 
 import torch
@@ -17,7 +16,7 @@ from pettingllms.methods.grpo import member_of
 from pettingllms.trainers.at_grpo import AtGrpo
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.method import argument
-from pettingllms.types import Advantage, Group, GroupKey
+from pettingllms.types import Advantage, Group
 
 
 class QTree(CriticMethod, AtGrpo):
@@ -26,10 +25,9 @@ class QTree(CriticMethod, AtGrpo):
         A_k = Q(o, a_k) - mean_j Q(o, a_j),   Q(o, a) = r + C(o, a)
         C(o, a) -> late r + gamma * (mean_j r'_j + what followed a')
 
-    The primes are the team's next decision (the agent's own, where agents have returns of their own) and a' the
-    candidate that the episode continues from; nothing follows the last one. Each policy has a critic, which
-    begins with C = 0 and learns from the candidates that episodes continue from. It reads the base model's hidden
-    states at the last token of the prompt and at the last but one of the completion, whose last ends the turn.
+    The primes are the team's next decision (the agent's own, where agents have returns of their own) and a' the candidate that
+    the episode continues from. Each policy has a critic, which begins with C = 0 and learns from the candidates that episodes
+    continue from. It reads the base model's hidden states at the last token of the prompt and at the last but one of the completion.
     ArCHer's target is Q itself at the next decision (TD); outcomes have no delay, and stay right for later steps.
 
     Args:
@@ -54,49 +52,26 @@ class QTree(CriticMethod, AtGrpo):
 
     def __init__(self, config: ResolvedConfig, **arguments: object) -> None:
         super().__init__(config, **arguments)
-        self.critics = Critics(
-            config,
-            by_policy=True,
-            learning_rate=self.learning_rate,
-            epochs=self.epochs,
-            memory=self.memory,
-        )
-        self._worth: dict[GroupKey, list[float]] = {}
-        """Q of the candidates of each decision."""
+        settings = {name: getattr(self, name) for name in ("learning_rate", "epochs", "memory")}
+        self.critics = Critics(config, by_policy=True, **settings)
 
     def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
-        """One number for each candidate, by the critics as they were before the step.
-
-        Raises:
-            GroupError: a prompt has one candidate, so its advantage would always be zero.
-            NonFiniteError: a critic predicts a value that is not finite.
-        """
+        """One number for each candidate, by the critics as they were before the step."""
         self.check_tree(groups)
-        texts = [
-            [(group.policy, group.prompt_ids, c.completion.token_ids) for c in group.candidates]
-            for group in groups
-        ]
+        pairs = [(group, candidate) for group in groups for candidate in group.candidates]
+        texts = [(group.policy, group.prompt_ids, c.completion.token_ids) for group, c in pairs]
         # Each text once, so that equal completions have exactly equal values.
-        rows = {text: row for row, text in enumerate(dict.fromkeys(chain.from_iterable(texts)))}
+        rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
         features = self.critics.features(
             self.policies, [(policy, [prompt, prompt + ids[:-1]]) for policy, prompt, ids in rows]
         )
         expected = self.critics.values(len(rows), features).tolist()
-        chosen = list[int]()
-        for group, candidates in zip(groups, texts, strict=True):
-            self._worth[group.key] = [
-                candidate.reward + expected[rows[text]]
-                for candidate, text in zip(group.candidates, candidates, strict=True)
-            ]
-            chosen.append(rows[candidates[group.candidates.index(group.chosen)]])
-        advantages = super().advantages(groups)
-        self._worth.clear()
+        values = [
+            c.reward + expected[rows[text]] for (_, c), text in zip(pairs, texts, strict=True)
+        ]
+        chosen = [rows[g.policy, g.prompt_ids, g.chosen.completion.token_ids] for g in groups]
         self.critics.fit(features, followed(groups, self.gamma), chosen)
-        return advantages
-
-    def values(self, group: Group) -> list[float]:
-        """Q of the candidates."""
-        return self._worth[group.key]
+        return [*self.compared(groups, values)]
 
 
 def followed(groups: Sequence[Group], gamma: float) -> torch.Tensor:
@@ -105,9 +80,7 @@ def followed(groups: Sequence[Group], gamma: float) -> torch.Tensor:
     after: dict[tuple[str, int, str], float] = {}
     # Later decisions first, because a target needs the one that follows it.
     for row in sorted(range(len(groups)), key=lambda n: groups[n].key.parent, reverse=True):
-        group, of = groups[row], member_of(groups[row])
-        targets_N[row] = group.late_reward + gamma * after.get(of, 0.0)
-        after[of] = fmean(candidate.reward for candidate in group.candidates) + float(
-            targets_N[row]
-        )
+        group, member = groups[row], member_of(groups[row])
+        targets_N[row] = group.late_reward + gamma * after.get(member, 0.0)
+        after[member] = fmean(c.reward for c in group.candidates) + targets_N[row].item()
     return targets_N

@@ -5,8 +5,7 @@ SPIRAL, Liu et al. 2025, https://arxiv.org/abs/2506.24119.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from pettingllms.envs.aec import environment_of
 from pettingllms.methods.grpo import member_of
@@ -31,6 +30,7 @@ class Rae(Method):
     """
 
     source = "SPIRAL, arXiv 2506.24119"
+    keeps = ("baseline",)
     settings = {"num_generations": 1}
     least = 1
     decay: float = argument(0.95, at_least=0, below=1)
@@ -56,11 +56,3 @@ class Rae(Method):
                 surplus[member] = value - base
                 self.baseline[key] = self.decay * base + (1 - self.decay) * value
         return [surplus[*member_of(g), g.key.role] for g in groups for _ in g.candidates]
-
-    def state_dict(self) -> dict[str, Any]:
-        """The running means."""
-        return {"baseline": dict(self.baseline)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues from the running means of an earlier step."""
-        self.baseline = dict(state.get("baseline", {}))

@@ -78,15 +78,17 @@ class AtGrpo(Method):
             GroupError: a prompt has one candidate, so its advantage would always be zero.
         """
         self.check_tree(groups)
-        rewards = [value for group in groups for value in self.values(group)]
-        keys = [
-            tuple(getattr(group.key, field) for field in self.key)
-            for group in groups
-            for _ in group.candidates
-        ]
-        policies = [group.policy for group in groups for _ in group.candidates]
-        rewards_C = torch.tensor(rewards, dtype=torch.float64)
-        return [*centered(rewards_C, keys, self.config.scale_rewards, policies).tolist()]
+        return [*self.compared(groups, [v for group in groups for v in self.values(group)])]
+
+    def compared(self, groups: Sequence[Group], values: Sequence[float]) -> list[float]:
+        """A value of each candidate above its group's mean, divided as `scale_rewards` says."""
+        group_of = [group for group in groups for _ in group.candidates]
+        keys = [tuple(getattr(group.key, field) for field in self.key) for group in group_of]
+        policies, values_C = [g.policy for g in group_of], torch.tensor(values, dtype=torch.float64)
+        compared: list[float] = centered(
+            values_C, keys, self.config.scale_rewards, policies
+        ).tolist()
+        return compared
 
     def values(self, group: Group) -> list[float]:
         """Returns what is compared: the candidates' rewards."""

@@ -4,9 +4,8 @@
     in reach   between, and what was not measured yet   weight 1
     easy       success above 0.75                       weight 0.2
 
-What has a success is a row of a data set, or a size: values of arguments of the environment. It is measured in training
-itself, as `mean_success` of a task's episodes. A draw follows from the seed, the batch, and what was
-measured before the step, which is part of checkpoints.
+What has a success is a row of a data set, or a size: values of arguments of the environment. Training itself measures it, as
+`mean_success` of a task's episodes. A draw follows from the seed, the batch, and what was measured before the step.
 """
 
 from __future__ import annotations
@@ -37,11 +36,7 @@ class SizedEnvs(dict[str, AnyEnv]):
 
 
 class Pools:
-    """The success of all rows or sizes, and the draw that follows from it.
-
-    Raises:
-        ConfigError: it has nothing to choose from.
-    """
+    """The success of all rows or sizes, of which there must be some, and the draw that follows from it."""
 
     def __init__(self, config: ResolvedConfig, env: AnyEnv) -> None:
         self._sizes: Mapping[str, AnyEnv] = getattr(env.unwrapped, "drawn_sizes", {})
@@ -57,16 +52,13 @@ class Pools:
 
     def drawn(self, tasks: Sequence[Task], batch: int) -> list[Task]:
         """What is played in place of the tasks of a batch: of other sizes, or other rows."""
-        count, generator = len(tasks), random.Random(f"{self._seed} pools {batch}")
+        count, rng = len(tasks), random.Random(f"{self._seed} pools {batch}")
         weights = {name: 1.0 if self._pool(name) == "in_reach" else SELDOM for name in self._names}
         if self._sizes:
-            sizes = generator.choices(self._names, list(weights.values()), k=count)
-            return [
-                task._replace(id=f"{task.id}:{size}", size=size)
-                for task, size in zip(tasks, sizes, strict=True)
-            ]
+            sizes = zip(tasks, rng.choices(self._names, [*weights.values()], k=count), strict=True)
+            return [task._replace(id=f"{task.id}:{size}", size=size) for task, size in sizes]
         # No row twice, as long as there are others (Efraimidis and Spirakis, 2006).
-        keys = {name: generator.random() ** (1 / weight) for name, weight in weights.items()}
+        keys = {name: rng.random() ** (1 / weight) for name, weight in weights.items()}
         rows = islice(cycle(sorted(keys, key=keys.__getitem__, reverse=True)), count)
         # The number in place of the epoch keeps ids apart.
         return [
@@ -88,9 +80,7 @@ class Pools:
 
     def _pool(self, name: str) -> str:
         latest = self._measured.get(name, ())
-        if len(latest) < self._needed:
-            return "in_reach"
-        success = sum(latest) / len(latest)
+        success = 0.5 if len(latest) < self._needed else sum(latest) / len(latest)
         return "hard" if success < HARD else "easy" if success > EASY else "in_reach"
 
     def state_dict(self) -> dict[str, Any]:

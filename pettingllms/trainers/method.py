@@ -85,6 +85,7 @@ class Argument(NamedTuple):
     at_most: float | None = None
     below: float | None = None
     whole: bool = False
+    one_of: tuple[str, ...] = ()
 
     def check(self, name: str, value: Any) -> None:
         """Compares a value with the limits.
@@ -98,6 +99,9 @@ class Argument(NamedTuple):
             if not isinstance(value, type(self.default)):
                 wanted = "true or false" if isinstance(self.default, bool) else "a text"
                 raise ConfigError(f"method_args: {name} must be {wanted}, got {value!r}")
+            if self.one_of and value not in self.one_of:
+                hint = did_you_mean(str(value), list(filter(None, self.one_of)))
+                raise ConfigError(f"method_args: unknown {name} {value!r}; {hint}")
             return
         least, most = self.at_least, self.at_most
         number = isinstance(value, int if self.whole else int | float)
@@ -121,7 +125,7 @@ def argument(default: Any, **limits: Any) -> Any:
 
     Args:
         default: its value where none is given.
-        limits: `at_least`, `above`, `at_most` and `below` of a number; `whole` for whole numbers.
+        limits: `at_least`, `above`, `at_most` and `below` of a number; `whole` for whole numbers; `one_of` of texts.
     """
     return Argument(default, **limits)
 
@@ -174,6 +178,8 @@ class Method:
     """Values from `credit`: one "return" for each episode, a "reward" for each decision, or the "whole" of both."""
     credit_shapes: ClassVar[tuple[str, ...]] = ()
     """Rollout shapes whose candidates `credit` can distinguish; all if empty."""
+    keeps: ClassVar[tuple[str, ...]] = ()
+    """Names of attributes, dictionaries, that are its state."""
     frozen_base: ClassVar[bool] = False
     """Whether it reads the untrained base model, which full policies do not keep."""
     env: Any = Attached()
@@ -310,12 +316,14 @@ class Method:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state from earlier steps: numbers, strings, tensors, and containers."""
-        return {}
+        return {name: dict(kept) for name in self.keeps if (kept := getattr(self, name))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores the result of `state_dict`."""
-        if state:
-            raise ValueError(f"{type(self).__name__} keeps no state, got {sorted(state)}")
+        if unknown := state.keys() - self.keeps:
+            raise ValueError(f"{type(self).__name__} keeps no state, got {sorted(unknown)}")
+        for name in self.keeps:
+            setattr(self, name, dict(state.get(name, {})))
 
     def checked(self, groups: Sequence[Group]) -> list[Advantage]:
         """Returns `advantages` as Python numbers, one entry for each candidate.
@@ -556,8 +564,8 @@ NEEDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "calls": (
         lambda env: not env.metadata.get("caller"),
-        "is for an agent that calls others, and {env} names none in its metadata (crew and debugging do, and "
-        "search with --env-args.topology nested)",
+        "is for an agent that calls others, and {env} names none in its metadata (search does, with "
+        "--env-args.topology nested)",
     ),
     "privileged": (
         _lacks("_privileged", "privileged_for"),

@@ -6,7 +6,7 @@ A question needs the notes of no worker, of one, or of two one after the other: 
 
 | | |
 |---|---|
-| Creation | `crew_v0.env()`, `pettingzoo.make("aec", "pettingllms/crew-v0")` |
+| Creation | `crew_v0.env()`; in a checkout also `--env crew` |
 | Agents | `conductor_0` and the pool: `clerk_0`, `courier_0`, `vet_0`; with four workers `tailor_0` |
 | Action | `FreeText`: `<call>clerk: Anna</call>` or `<answer>...</answer>` (conductor), `<result>...</result>` (workers) |
 | Observation | `Dict(text: FreeText, turn: Discrete)` |
@@ -45,7 +45,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Unpack
+from typing import Any, ClassVar, NamedTuple, Unpack
 
 from pettingllms.envs import arguments
 from pettingllms.envs.base import Outcome, metadata_of
@@ -180,8 +180,8 @@ class raw_env(TeamEnv):
 
     metadata = metadata_of("crew_v0", caller=CONDUCTOR, judged_replies=True)
     default_turns = 6
-    embedded = {"prompt": "compact"}
-    smollm2 = {"prompt": "small"}
+    embedded: ClassVar[Mapping[str, Any]] = {"prompt": "compact"}
+    smollm2: ClassVar[Mapping[str, Any]] = {"prompt": "small"}
     schemes = ("dense", "sparse")
 
     def __init__(
