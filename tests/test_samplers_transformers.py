@@ -201,7 +201,7 @@ def test_the_ends_of_the_unit_interval_never_pick_an_impossible_token(drawn):
 
 @given(
     st.integers(0, 2**32),
-    st.sampled_from([1, 5, 255, 256, 257, 3000]),
+    st.sampled_from([1, 5, 2048, 2049, 3000]),
     st.sampled_from([0.01, 1.0, 30.0]),
 )
 def test_a_token_is_drawn_where_the_sum_of_probabilities_passes_the_number(seed, size, scale):
@@ -220,9 +220,23 @@ def test_a_token_is_drawn_where_the_sum_of_probabilities_passes_the_number(seed,
 
 
 def test_logits_that_are_no_numbers_still_give_tokens():
-    logprobs = distribution(torch.full((2, 600), math.nan), SamplingParams(1))
+    logprobs = distribution(torch.full((2, 2100), math.nan), SamplingParams(1))
     token, _ = draw(logprobs, torch.tensor([0.0, 0.7], dtype=torch.float64))
-    assert token.max() < 600
+    assert token.max() < 2100
+
+
+@pytest.mark.parametrize("branching", [True, False])
+def test_tokens_are_the_same_whatever_the_number_of_rows_they_are_drawn_from_at_once(
+    branching, monkeypatch
+):
+    logits = torch.randn(7, 50, generator=seeded())
+    rows = torch.randint(7, (30,), generator=seeded()) if branching else None
+    number = torch.rand(30 if branching else 7, generator=seeded(), dtype=torch.float64)
+    params = SamplingParams(1, temperature=0.7)
+    whole = draw(distribution(logits, params), number, rows)
+    monkeypatch.setattr(transformers, "_AT_ONCE", 100)
+    parts = transformers._next(logits, params, number, rows)
+    assert [part.tolist() for part in parts] == [all_.tolist() for all_ in whole]
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -533,7 +533,13 @@ class _HalfPrecision(LoraVariant):
         )
         inner = nn.functional.linear(module.lora_dropout[active_adapter](x), down)
         scale = module.scaling[active_adapter]
-        if result.dim() == 3:  # in place: a copy of the base's product takes as long as this one
+        # In place: a copy of the base's product takes as long as this one.
+        if not torch.is_grad_enabled():
+            result.view(-1, up.shape[0]).addmm_(inner.flatten(0, -2), up.T, alpha=scale)
+            return result
+        if (
+            result.dim() == 3
+        ):  # autograd would copy a view; with a batch of rows, this copies `up` for each
             return result.baddbmm_(inner, up.T.expand(len(inner), -1, -1), alpha=scale)
         rows = torch.addmm(result.flatten(0, -2), inner.flatten(0, -2), up.T, alpha=scale)
         return rows.view_as(result)

@@ -53,8 +53,10 @@ Prompts = Sequence[tuple[int, ...]]
 """Token ids of each prompt."""
 # Room for so many new tokens before a buffer has to be copied for the first time.
 _SPARE = 32
+_AT_ONCE = 1 << 19
+"""Probabilities that tokens are drawn from at the same time: 2 MiB, which stay in a core's cache."""
 _BLOCK = 256
-"""Tokens whose probabilities are added at once, before a block of them is searched."""
+"""Tokens of a large vocabulary whose probabilities are added first."""
 
 
 class _Cache:
@@ -476,7 +478,7 @@ class BatchGenerator:
         decoding, logits_RV = self._begin(model, texts, memories)
         for step in range(params.max_new_tokens):
             uniform_C = None if uniform_CT is None else uniform_CT[:, step]
-            token_C, logprob_C = draw(distribution(logits_RV, params), uniform_C, row_C)
+            token_C, logprob_C = _next(logits_RV, params, uniform_C, row_C)
             steps.append((slot_C, token_C, logprob_C))
             live_C = torch.isin(token_C, ends, invert=True).nonzero()[:, 0]
             left = live_C.shape[0]
@@ -572,32 +574,58 @@ def draw(
     return token_C, logprobs_RV[row_C, token_C]
 
 
+def _next(
+    logits_RV: torch.Tensor,
+    params: SamplingParams,
+    uniform_C: torch.Tensor | None,
+    row_C: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draws next tokens `_C` as `draw` does, on a CPU from a few rows at a time."""
+    rows, few = len(logits_RV), max(1, _AT_ONCE // logits_RV.shape[1])
+    if logits_RV.device.type != "cpu" or rows <= few:
+        return draw(distribution(logits_RV, params), uniform_C, row_C)
+    row_C = torch.arange(rows) if row_C is None else row_C
+    token_C, logprob_C = torch.empty_like(row_C), torch.empty(row_C.shape)
+    for first in range(0, rows, few):
+        here_C = ((row_C >= first) & (row_C < first + few)).nonzero()[:, 0]
+        logprobs_RV = distribution(logits_RV[first : first + few], params)
+        uniform_H = None if uniform_C is None else uniform_C[here_C]
+        token_C[here_C], logprob_C[here_C] = draw(logprobs_RV, uniform_H, row_C[here_C] - first)
+    return token_C, logprob_C
+
+
 def _where_sum_exceeds(
     uniform_C: torch.Tensor, odds_RV: torch.Tensor, row_C: torch.Tensor | None
 ) -> torch.Tensor:
     """The first token `_C` at which the running sum of probabilities exceeds a number's share of their total.
 
-    The sum runs over blocks of tokens (`_B` blocks of `_X` tokens), then within one: running over a vocabulary of
-    49k takes as long as SmolLM2's layers.
+    Of a large vocabulary, the sum runs over blocks of tokens (`_B` blocks of `_X` tokens), then within one: running
+    over 49k tokens takes as long as SmolLM2's layers.
     """
+    # In the precision of the drawn number: a running sum in float32 would lose the tail of a large vocabulary.
+    precise = uniform_C.dtype
+    if odds_RV.shape[1] <= 8 * _BLOCK:
+        sums_CV = odds_RV.cumsum(-1, dtype=precise)
+        sums_CV = sums_CV if row_C is None else sums_CV[row_C]
+        return _place(sums_CV, uniform_C[:, None] * sums_CV[:, -1:])[:, 0]
+    row_C = torch.arange(len(odds_RV), device=odds_RV.device) if row_C is None else row_C
     padded_RV = nn.functional.pad(odds_RV, (0, -odds_RV.shape[1] % _BLOCK))
     odds_RBX = padded_RV.view(len(odds_RV), -1, _BLOCK)
-    # In the precision of the drawn number: a running sum in float32 would lose the tail of a large vocabulary.
-    ends_RB = odds_RBX.sum(-1).cumsum(-1, dtype=uniform_C.dtype)
-    row_C = torch.arange(len(odds_RV), device=odds_RV.device) if row_C is None else row_C
-    block_C, inside_C = _place(ends_RB[row_C], uniform_C)
-    place_C, _ = _place(odds_RBX[row_C, block_C].cumsum(-1, dtype=uniform_C.dtype), inside_C)
+    ends_CB = odds_RBX.sum(-1).cumsum(-1, dtype=precise)[row_C]
+    target_C1 = uniform_C[:, None] * ends_CB[:, -1:]
+    block_C1 = _place(ends_CB, target_C1)
+    end_C1 = ends_CB.gather(1, block_C1)
+    start_C1 = nn.functional.pad(ends_CB, (1, 0)).gather(1, block_C1)
+    sums_CX = odds_RBX[row_C, block_C1[:, 0]].cumsum(-1, dtype=precise)
+    place_C1 = _place(sums_CX, (target_C1 - start_C1) / (end_C1 - start_C1) * sums_CX[:, -1:])
     # Behind the last token is padding, which only NaN finds.
-    return (block_C * _BLOCK + place_C).clamp_(max=odds_RV.shape[1] - 1)
+    return (block_C1 * _BLOCK + place_C1)[:, 0].clamp_(max=odds_RV.shape[1] - 1)
 
 
-def _place(sums_CX: torch.Tensor, share_C: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first place `_C` whose running sum exceeds a share of the last sum, and the share `_C` within that place."""
-    target_C1 = share_C[:, None] * sums_CX[:, -1:]
-    # Without a bound, NaN would stand behind all places.
-    place_C1 = torch.searchsorted(sums_CX, target_C1, right=True).clamp_(max=sums_CX.shape[1] - 1)
-    start_C1, end_C1 = (nn.functional.pad(sums_CX, (1, 0)).gather(1, place_C1 + i) for i in (0, 1))
-    return place_C1[:, 0], ((target_C1 - start_C1) / (end_C1 - start_C1))[:, 0]
+def _place(sums_CX: torch.Tensor, target_C1: torch.Tensor) -> torch.Tensor:
+    """The first place `_C1` whose running sum exceeds the target; the last one for NaN."""
+    place_C1 = torch.searchsorted(sums_CX, target_C1, right=True)
+    return place_C1.clamp_(max=sums_CX.shape[1] - 1)
 
 
 def branch(
