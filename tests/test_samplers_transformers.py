@@ -235,7 +235,7 @@ def test_tokens_are_the_same_whatever_the_number_of_rows_they_are_drawn_from_at_
     params = SamplingParams(1, temperature=0.7)
     whole = draw(distribution(logits, params), number, rows)
     monkeypatch.setattr(transformers, "_AT_ONCE", 100)
-    parts = transformers._next(logits, params, number, rows)
+    parts = transformers._next_tokens(logits, params, number, rows)
     assert [part.tolist() for part in parts] == [all_.tolist() for all_ in whole]
 
 

@@ -478,7 +478,7 @@ class BatchGenerator:
         decoding, logits_RV = self._begin(model, texts, memories)
         for step in range(params.max_new_tokens):
             uniform_C = None if uniform_CT is None else uniform_CT[:, step]
-            token_C, logprob_C = _next(logits_RV, params, uniform_C, row_C)
+            token_C, logprob_C = _next_tokens(logits_RV, params, uniform_C, row_C)
             steps.append((slot_C, token_C, logprob_C))
             live_C = torch.isin(token_C, ends, invert=True).nonzero()[:, 0]
             left = live_C.shape[0]
@@ -574,7 +574,7 @@ def draw(
     return token_C, logprobs_RV[row_C, token_C]
 
 
-def _next(
+def _next_tokens(
     logits_RV: torch.Tensor,
     params: SamplingParams,
     uniform_C: torch.Tensor | None,
