@@ -537,9 +537,8 @@ class _HalfPrecision(LoraVariant):
         if not torch.is_grad_enabled():
             result.view(-1, up.shape[0]).addmm_(inner.flatten(0, -2), up.T, alpha=scale)
             return result
-        if (
-            result.dim() == 3
-        ):  # autograd would copy a view; with a batch of rows, this copies `up` for each
+        # A view of the result would be copied by autograd. This copies `up` for each of a batch's rows.
+        if result.dim() == 3:
             return result.baddbmm_(inner, up.T.expand(len(inner), -1, -1), alpha=scale)
         rows = torch.addmm(result.flatten(0, -2), inner.flatten(0, -2), up.T, alpha=scale)
         return rows.view_as(result)

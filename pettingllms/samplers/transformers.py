@@ -589,8 +589,8 @@ def _next_tokens(
     for first in range(0, rows, few):
         here_C = ((row_C >= first) & (row_C < first + few)).nonzero()[:, 0]
         logprobs_RV = distribution(logits_RV[first : first + few], params)
-        uniform_H = None if uniform_C is None else uniform_C[here_C]
-        token_C[here_C], logprob_C[here_C] = draw(logprobs_RV, uniform_H, row_C[here_C] - first)
+        numbers_C = None if uniform_C is None else uniform_C[here_C]
+        token_C[here_C], logprob_C[here_C] = draw(logprobs_RV, numbers_C, row_C[here_C] - first)
     return token_C, logprob_C
 
 
