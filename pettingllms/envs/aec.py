@@ -284,8 +284,8 @@ def _registered(name: str) -> Any:
             *ENVIRONMENTS.paths()
         ]
         raise UnknownNameError(
-            f"unknown environment {name!r}; {did_you_mean(name, candidates)} "
-            "An environment of your own is given as `module:attribute` or `./file.py:attribute`"
+            f"unknown environment {name!r}; {did_you_mean(name, candidates)}; "
+            "an environment of your own is `module:attribute` or `./file.py:attribute`"
         ) from None
 
 
