@@ -14,13 +14,15 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from huggingface_hub import ModelCard
+from huggingface_hub import ModelCard, constants
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from pettingllms.assembly import plan_run
+from pettingllms.cli import evaluate as evaluate_command
 from pettingllms.cli import serve as serve_command
+from pettingllms.cli import train as train_command
 from pettingllms.contrib.sharing import command as share_command
 from pettingllms.contrib.sharing.card import license_of, public_settings
 from pettingllms.contrib.sharing.writing import share
@@ -35,7 +37,6 @@ from tests.hub_stub import TOKEN, Hub, hub_stub
 from tests.tiny_lm import save_tiny
 
 torch.set_num_threads(1)
-ROOT = Path(__file__).parents[1]
 ROLES = ("writer", "reader")
 
 
@@ -71,27 +72,19 @@ def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def hub() -> Iterator[Hub]:
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub that the client in this process talks to."""
     with hub_stub() as server:
+        files = f"{server.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        # The client has read these from the environment when it was imported.
+        monkeypatch.setattr(constants, "ENDPOINT", server.url)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", files)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
         yield server
-
-
-def command(hub: Hub, home: Path, *words: str, token: str | None = TOKEN) -> Any:
-    """A command of ours that talks to the hub's client, whose settings are read when it is imported."""
-    chosen = {
-        "PATH": os.environ["PATH"],
-        "HOME": str(home),
-        "HF_HOME": str(home / "hf"),
-        "HF_ENDPOINT": hub.url,
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-        **({"HF_TOKEN": token} if token else {}),
-    }
-    return subprocess.run(
-        [sys.executable, "-m", *words], env=chosen, cwd=ROOT, capture_output=True, text=True
-    )
 
 
 # ------------------------------------------------------------------------------------ a folder
@@ -292,8 +285,12 @@ def test_a_license_is_the_bases_own_or_none(model, tmp_path):
 @pytest.mark.slow
 def test_the_hub_gets_what_a_folder_gets_and_an_evaluation_takes_it_back(run, model, tmp_path, hub):
     share(run, str(tmp_path / "mine"))
-    done = command(
-        hub, tmp_path, "pettingllms.contrib.sharing.command", str(run), "--to", "hub:me/mine"
+    # A process, whose environment names the hub and has the token, as that of a user.
+    done = subprocess.run(
+        [sys.executable, "-m", share_command.__name__, str(run), "--to", "hub:me/mine"],
+        env={**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "", "HF_HUB_DISABLE_XET": "1"},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr + str(hub.asked)
     assert done.stdout == f"shared: {hub.url}/me/mine\n"
@@ -311,37 +308,37 @@ def test_the_hub_gets_what_a_folder_gets_and_an_evaluation_takes_it_back(run, mo
     [line] = [line for line in card.splitlines() if line.startswith("pettingllms-eval ")]
     # The base has no name that the hub knows; its folder stands in for it.
     words = [str(model) if word == "tiny-base" else word for word in shlex.split(line)[1:]]
-    words = ["pettingllms.cli.evaluate", *words, "--limit", "3"]
-    back = command(hub, tmp_path, *words, "--out", str(tmp_path / "eval"), "--no-base")
-    assert back.returncode == 0, back.stderr + str(hub.asked)
+    words += ["--limit", "3", "--out", str(tmp_path / "eval"), "--no-base"]
+    assert evaluate_command.main(words) == 0, hub.asked
     ours = run_evaluation(EvalConfig.of(adapters=str(run), base=False, limit=3))
     results = json.loads((tmp_path / "eval" / "results.json").read_text())
     assert results["results"]["adapters"] == [ours.main.row()]
 
 
 @pytest.mark.slow
-def test_a_run_pushes_at_its_end(model, tmp_path, hub):
+@pytest.mark.filterwarnings("ignore:Use 'content:DeprecationWarning")  # the client's own
+def test_a_run_pushes_at_its_end(model, tmp_path, hub, capsys):
     config = tmp_path / "settings.yaml"
     values = vars(settings(model, tmp_path / "run", max_steps=1, push_to_hub="me/pushed"))
     config.write_text(yaml.safe_dump({k: v for k, v in values.items() if v is not None}))
-    done = command(hub, tmp_path, "pettingllms.cli.train", "--config", str(config))
-    assert done.returncode == 0, done.stderr
-    assert f"shared: {hub.url}/me/pushed" in done.stdout
+    assert train_command.main(["--config", str(config)]) == 0
+    assert f"shared: {hub.url}/me/pushed" in capsys.readouterr().out
     assert "writer/adapter_model.safetensors" in hub.repos["me/pushed"]
 
 
 @pytest.mark.slow
-def test_a_hub_that_refuses_is_one_line(run, tmp_path, hub):
-    words = ("pettingllms.contrib.sharing.command", str(run), "--to", "hub:me/mine")
-    nobody = command(hub, tmp_path, *words, token=None)
-    assert nobody.returncode == 2
-    assert "needs a token that may write; log in with `hf auth login`" in nobody.stderr
-    wrong = command(hub, tmp_path, *words, token="hf_wrong")
+def test_a_hub_that_refuses_is_one_line(run, hub, monkeypatch, capsys):
+    def refused() -> str:
+        assert share_command.main([str(run), "--to", "hub:me/mine"]) == 2
+        [line] = capsys.readouterr().err.strip().splitlines()
+        return line
+
+    monkeypatch.delenv("HF_TOKEN")
+    assert "needs a token that may write; log in with `hf auth login`" in refused()
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    wrong = refused()
     hub.broken = 403
-    broken = command(hub, tmp_path, *words)
-    for done, status in ((wrong, "HTTP 401"), (broken, "HTTP 403")):
-        assert done.returncode == 2
-        [line] = done.stderr.strip().splitlines()
+    for line, status in ((wrong, "HTTP 401"), (refused(), "HTTP 403")):
         assert line.startswith(f"error: the hub at {hub.url} did not take 'me/mine': {status}")
         assert "hf_wrong" not in line
 
