@@ -13,20 +13,24 @@ from pettingllms.assembly import plan_run
 from pettingllms.errors import ConfigError
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.settings import OWN, own_settings
+from tests.tiny_lm import save_tiny
 
 torch.set_num_threads(1)
 SMALL: dict[str, Any] = {
     "num_generations": 4,
-    "tasks_per_step": 8,
+    "tasks_per_step": 2,
     "max_steps": 1,
-    "eval_tasks": 1,
+    "warmup_steps": 0,
+    "max_completion_length": 6,
+    "eval_tasks": 0,
     "eval_steps": 0,
     "scoring_threads": 1,
 }
 
 
 def trained(folder: Path, **settings: Any) -> dict[str, bytes]:
-    pl.train(env="plan_path", output_dir=folder, **SMALL, **settings)
+    model = save_tiny(folder.with_name("model"))
+    pl.train("tests.letters_env:env", model=str(model), output_dir=folder, **SMALL, **settings)
     files = sorted(folder.glob("adapters/*/adapter_model.safetensors"))
     return {path.parent.name: path.read_bytes() for path in files}
 
@@ -38,8 +42,8 @@ def test_a_policy_with_a_rate_of_its_own_learns_at_it_and_the_others_as_before(
     still = trained(tmp_path / "still", learning_rate=0.0)
     plain = trained(tmp_path / "plain")
     assert not still.items() & plain.items()
-    frozen = trained(tmp_path / "own", policy_settings={"tool": {"learning_rate": 0.0}})
-    assert frozen == {"tool": still["tool"], "planner": plain["planner"]}
+    frozen = trained(tmp_path / "own", policy_settings={"reader": {"learning_rate": 0.0}})
+    assert frozen == {"reader": still["reader"], "writer": plain["writer"]}
 
 
 def test_settings_that_follow_from_others_follow_those_of_the_policy() -> None:
