@@ -28,8 +28,8 @@ SMALL: dict[str, Any] = {
     "policies": "per-role",
     "num_generations": 2,
     "tasks_per_step": 2,
-    "max_completion_length": 8,
-    "eval_tasks": 2,
+    "max_completion_length": 4,
+    "eval_tasks": 0,
     "eval_steps": 0,
     "save_steps": 1,
     "scoring_threads": 1,
@@ -139,7 +139,7 @@ def test_in_alternating_steps_only_one_policy_has_candidates_and_changes(tmp_pat
         max_steps=3,
         output_dir=tmp_path / "run",
         callbacks=[Look()],
-        **SMALL | {"num_generations": 4, "tasks_per_step": 4},
+        **SMALL | {"num_generations": 4, "tasks_per_step": 4, "max_completion_length": 8},
     )
     for row in rows(tmp_path / "run"):
         learns = "writer" if row["step"] % 2 else "reader"
@@ -264,7 +264,7 @@ def test_agents_of_one_role_play_and_learn_with_policies_of_their_own(tmp_path: 
         env_args={"reasoners": 2, "max_turns": 1},
         max_steps=1,
         output_dir=tmp_path / "run",
-        **{**settings, "max_completion_length": 40},
+        **settings | {"eval_tasks": 1},
     )
     players = {
         record["agent"]: record["policy"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,9 @@ from hypothesis.extra import numpy as arrays
 
 from benchmarks import evidence, experiments, paper, tables
 from benchmarks.method_table import EXPERIMENTS
+from pettingllms.cli import evaluate, train
 from pettingllms.statistics import Estimate
+from tests.quoted_commands import fork_commands
 
 # --------------------------------------------------------------------- what has been published
 
@@ -260,7 +263,7 @@ def test_an_unknown_experiment_is_refused_with_the_known_ones(capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)  # half a minute on an idle machine
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_table_is_made_by_real_trainings_once(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setattr(paper, "HERE", tmp_path)
     (tmp_path / "results").mkdir()
@@ -269,7 +272,9 @@ def test_a_table_is_made_by_real_trainings_once(tmp_path: Path, monkeypatch, cap
     )
     monkeypatch.setattr("benchmarks.paper.EXPERIMENTS", {"methods": shared})
     words = "methods --envs sokoban --name try --seeds 0 --tokens 200 --tasks 3"
-    words += " --eval-tasks 2 --num-generations 2 --tasks-per-step 2"
+    words += " --eval-tasks 1 --num-generations 2 --tasks-per-step 1 --max-completion-length 4"
+    monkeypatch.setattr(subprocess, "run", subprocess.run)  # as it is afterwards
+    fork_commands({train.__name__: [], evaluate.__name__: []})
 
     def run() -> dict:
         paper.main(words.split())

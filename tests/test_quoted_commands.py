@@ -34,6 +34,7 @@ SEARCH_ARMS = [
 """Those of `search_team`, which has up to fifteen seeds of each."""
 HINDSIGHT_ARMS = ["at_grpo", "hindsight", "hindsight, finder alone"]
 FEW = "--rounds 1 --prompts 2 --k 2 --reply-tokens 2"
+FEWEST = {"num_generations": 2, "tasks_per_step": 2}
 RUN = [
     "tables --write",
     "paper --list",
@@ -141,12 +142,9 @@ ON_RAY = [
 SMALLEST = {
     "benchmarks.airl.EPISODES": 2,
     "benchmarks.airl.RATES": [0.002],
+    "benchmarks.agentrl.RATES": [0.004],
     "benchmarks.agentrl.SEEDS": [41],
-    "benchmarks.agentrl.SETTINGS": {
-        "tasks_per_step": 2,
-        "num_generations": 2,
-        "max_completion_length": 8,
-    },
+    "benchmarks.agentrl.SETTINGS": FEWEST | {"max_completion_length": 2},
     "benchmarks.agentrl.TEST_TASKS": 2,
     "benchmarks.agentrl.TOKENS": 1,
     "benchmarks.agentrl.UPDATES": 1,
@@ -155,13 +153,17 @@ SMALLEST = {
     "benchmarks.blind.TESTED": 2,
     "benchmarks.crew.RATES": [0.003],
     "benchmarks.crew.SEEDS": [0],
+    "benchmarks.crew.SETTINGS": FEWEST,
     "benchmarks.crew.TASKS": 2,
     "benchmarks.crew.TOKENS": 1,
-    "benchmarks.ensemble.TABLE_TASKS": 8,
+    "benchmarks.ensemble.TABLE_TASKS": 5,
     "benchmarks.ensemble.TOKENS": 2,
     "benchmarks.habits.HALF": 1,
+    "benchmarks.judged.ASKED": 1,
+    "benchmarks.judged.PHRASES": 2,
     "benchmarks.judged.RATES": [0.001],
     "benchmarks.judged.SEEDS": [0],
+    "benchmarks.judged.SETTINGS": FEWEST,
     "benchmarks.judged.TASKS": 2,
     "benchmarks.judged.TOKENS": 1,
     "benchmarks.hindsight_training.GRIDS": {arm: [0.001] for arm in HINDSIGHT_ARMS},
@@ -188,8 +190,9 @@ SMALLEST = {
     "benchmarks.gate.RECORD": 2,
     "benchmarks.priming.games.POOL": {"KuhnPoker-v1": 20, "TicTacToe-v0": 20},
     "benchmarks.priming.games.STEPS": {"KuhnPoker-v1": 1, "TicTacToe-v0": 1},
-    "benchmarks.priming.prime.EXAMPLES": 4000,
+    "benchmarks.priming.prime.EXAMPLES": 1000,
     "benchmarks.priming.prime.PHASES": [{"steps": 1}],
+    "benchmarks.priming.prime.TOKENS_PER_STEP": 256,
     "benchmarks.priming.crew.PHASES": [{"steps": 2}],
     "benchmarks.priming.duet.PHASE": {"steps": 2},
     "benchmarks.priming.judged.PHASES": [{"steps": 2}],
@@ -200,10 +203,11 @@ SMALLEST = {
     "benchmarks.protocol.RATES": [0.003],
     "benchmarks.protocol.SEEDS": [0],
     "benchmarks.protocol.TASKS": 2,
-    "benchmarks.scale.CODING": {"tasks_per_step": 2, "num_generations": 2},
+    "benchmarks.scale.CODING": FEWEST,
     "benchmarks.scale.KILLS": 1,
     "benchmarks.search_team.ARMS": {arm: {"seeds": [100]} for arm in SEARCH_ARMS},
-    "benchmarks.search_team.COMMON": {"num_generations": 2, "tasks_per_step": 2},
+    "benchmarks.search_team.COMMON": FEWEST | {"max_completion_length": 2},
+    "benchmarks.search_team.LENGTH": 2,
     "benchmarks.search_team.OTHER_TASKS": 2,
     "benchmarks.search_team.RATES": [0.001],
     "benchmarks.search_team.START_TOKENS": 1,
@@ -214,6 +218,7 @@ SMALLEST = {
     "benchmarks.self_play.EVERY": 1,
     "benchmarks.self_play.MATCHES": 2,
     "benchmarks.step.RATES": [0.002],
+    "benchmarks.step.REPLIES": 2,
     "benchmarks.step.SEEDS": [51],
     "benchmarks.sweet.HELD_OUT": 1,
     "benchmarks.sweet.PAIRS": 1,
@@ -224,7 +229,7 @@ SMALLEST = {
 """Sizes of experiments that are no options, as these commands have them."""
 LAST = {
     "pettingllms.cli.train": "--max-steps 1 --tasks-per-step 1 --num-generations 2 --eval-tasks 1 "
-    "--max-completion-length 8 --no-compare-roles",
+    "--max-completion-length 2 --no-compare-roles",
     "pettingllms.cli.evaluate": "--max-completion-length 8",
     "pettingllms.cli.view": "",
 }

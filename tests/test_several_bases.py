@@ -6,10 +6,10 @@ import dataclasses
 import filecmp
 import itertools
 import json
+import multiprocessing
+import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from pettingllms.samplers.vllm_process import ServerError, VllmEndpoint
 from pettingllms.serving.role_server import RoleServer
 from pettingllms.session import run_training as train
 from pettingllms.trainers.at_grpo import ATGRPO
+from pettingllms.trainers.callbacks import Silent
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.losses import PolicyBatch
 from pettingllms.trainers.settings import own_settings
@@ -43,7 +44,6 @@ from tests.served import running
 from tests.tiny_lm import SHORT_RUN, save_tiny, save_tiny_llama
 
 torch.set_num_threads(1)
-ROOT = Path(__file__).parents[1]
 ROLES = ("writer", "reader", "judge")
 TEAM = {role: role for role in ROLES}
 
@@ -168,29 +168,23 @@ def test_the_policies_of_a_model_share_it_and_others_do_not(models: dict[str, Pa
     assert policies.contexts == {"writer": 1024, "reader": 1024, "judge": 640}
 
 
-KILLED = """
-import os, sys
-from pathlib import Path
-from pettingllms.runs import read_config
-from pettingllms.session import run_training as train
-from pettingllms.trainers.callbacks import Silent
-
 class KillAfterStep2(Silent):
-    def step(self, step, total, row):
+    def step(self, step: int, total: int, row: Any) -> None:
         if step == 2:
-            os.kill(os.getpid(), 9)
-
-config = read_config(Path(sys.argv[1]))
-config.output_dir = sys.argv[2]
-train(config, display=KillAfterStep2())
-"""
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_killed_and_resumed_run_equals_an_undisturbed_one(run: Path, tmp_path: Path) -> None:
     other = tmp_path / "run"
-    command = [sys.executable, "-c", KILLED, str(run), str(other)]
-    assert subprocess.run(command, cwd=ROOT, check=False).returncode == -signal.SIGKILL
+    config = dataclasses.replace(read_config(run), output_dir=str(other))
+    killed = multiprocessing.get_context("fork").Process(
+        target=train, args=(config,), kwargs={"display": KillAfterStep2()}
+    )
+    killed.start()
+    killed.join()
+    assert killed.exitcode == -signal.SIGKILL
     assert [path.name for path in (other / "checkpoints").iterdir()] == ["step-000001"]
     assert train(resume=other).finished
     files = [path.relative_to(run) for path in (run / "adapters").rglob("*.*")]
