@@ -147,8 +147,9 @@ def test_a_program_trains_the_adapters_of_the_environment_that_it_plays(
             max_steps=2,
             tasks_per_step=2,
             num_generations=4,
+            env_args={"max_turns": 2},
             eval_steps=0,
-            eval_tasks=1,
+            eval_tasks=0,
             output_dir=str(run),
         )
         files = sorted(run.glob("adapters/*/adapter_model.safetensors"))
@@ -180,7 +181,7 @@ def test_turns_of_a_conversation_share_a_row_of_the_update_and_broken_ones_are_c
             tasks_per_step=2,
             num_generations=3,
             eval_steps=0,
-            eval_tasks=1,
+            eval_tasks=0,
             output_dir=str(run),
         )
         rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
