@@ -21,6 +21,7 @@ from pettingllms.trainers.method import Casting, Method, repaid
 from pettingllms.types import Task
 from tests import letters_env
 from tests.test_estimators_golden import decision
+from tests.tiny_lm import save_tiny
 
 torch.set_num_threads(1)
 GOLDEN = Path(__file__).parent / "golden"
@@ -241,7 +242,13 @@ def test_a_cast_of_ones_own_works_as_an_object(tmp_path: Path) -> None:
     trainer = ATGRPOTrainer(
         env=letters_env.env,
         method=Resting,
-        args=ATGRPOConfig(max_steps=1, output_dir=str(tmp_path / "run"), **SMALL),
+        args=ATGRPOConfig(
+            model=str(save_tiny(tmp_path / "model")),
+            max_steps=1,
+            warmup_steps=0,
+            output_dir=str(tmp_path / "run"),
+            **SMALL,
+        ),
     )
     before = {name: trainer.policies.state(name) for name in ("writer", "reader")}
     trainer.train()
