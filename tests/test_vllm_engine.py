@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import gc
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -193,10 +193,12 @@ def test_what_vllm_would_change_silently_is_refused(policies):
         sampled(policies, temperature=0.001)
 
 
-def test_the_engine_leaves_the_process_as_it_was(model_dir, policies):
+def test_an_engine_leaves_the_process_as_it_was_and_says_everything_in_its_folder(
+    model_dir, tmp_path, capfd
+):
     torch.manual_seed(5)
-    before = torch.get_rng_state(), torch.set_num_threads, threading.active_count()
-    other = team(model_dir, {"coder": "coder"})
+    before = torch.get_rng_state(), torch.set_num_threads
+    other = team(model_dir, {"coder": "coder"}, settings={"folder": tmp_path / "run"})
     after = torch.get_rng_state(), torch.set_num_threads
     assert torch.equal(before[0], after[0])
     assert before[1] is after[1]
@@ -204,6 +206,9 @@ def test_the_engine_leaves_the_process_as_it_was(model_dir, policies):
     assert path.is_dir()
     other.close()
     assert not path.exists()
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["vllm.log"]
+    assert "Initializing a V1 LLM engine" in (tmp_path / "run" / "vllm.log").read_text()
+    assert "INFO" not in capfd.readouterr().out
 
 
 def test_a_full_model_for_each_role_has_an_engine_whose_weights_are_replaced(model_dir):
@@ -223,16 +228,9 @@ def test_a_model_or_setting_that_vllm_refuses_is_an_error_before_training(model_
         ConfigError, match=r"vLLM cannot run the model .*tensor_parallel|vLLM cannot"
     ):
         team(model_dir, {"coder": "a"}, options={"max_model_len": 1 << 20})
+    assert gc.get_freeze_count() == 0
     with pytest.raises(ConfigError, match="adapters up to rank 512, got lora_r 600"):
         team(model_dir, {"coder": "a"}, lora_r=600)
-
-
-def test_what_vllm_says_goes_to_the_folder(model_dir, tmp_path, capfd):
-    settings = {"settings": {"folder": tmp_path / "run"}}
-    team(model_dir, {"coder": "a"}, **settings).close()
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["vllm.log"]
-    assert "Initializing a V1 LLM engine" in (tmp_path / "run" / "vllm.log").read_text()
-    assert "INFO" not in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("order", [(1, 2), (2, 1)])

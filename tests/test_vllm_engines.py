@@ -71,7 +71,7 @@ def settings(model_dir: Path, folder: Path, **changes: Any) -> dict[str, Any]:
         "lr_scheduler_type": "constant",
         "warmup_steps": 0,
         "eval_steps": 0,
-        "eval_tasks": 2,
+        "eval_tasks": 0,
         "save_steps": 1,
         "lora_r": 4,
         "scoring_threads": 1,
@@ -154,7 +154,8 @@ def test_a_killed_and_a_hanging_engine_are_replaced_and_nothing_is_lost(
     caplog.set_level(logging.WARNING)
     hit, listen = Hit({1: signal.SIGKILL, 2: signal.SIGSTOP}), Listen()
     run = tmp_path / "two"
-    assert train(ATGRPOConfig(**settings(model_dir, run)), callbacks=[hit, listen]).finished
+    config = ATGRPOConfig(**settings(model_dir, run, eval_tasks=2))
+    assert train(config, callbacks=[hit, listen]).finished
     assert listen.early == listen.answers
     assert len(listen.early) == 30
     assert list(listen.early) != list(listen.answers)

@@ -41,8 +41,8 @@ def evaluated(model, adapters, **settings):
             env="tests.letters_env:env",
             model=str(model),
             adapters=str(adapters),
-            max_completion_length=12,
-            limit=5,
+            max_completion_length=8,
+            limit=3,
             device="cpu",
             **settings,
         )
@@ -97,7 +97,7 @@ def test_sampled_episodes_come_from_the_adapters_that_are_evaluated(model, adapt
             Sample(one.prompt_ids, one.token_ids, one.logprobs, 1.0)
             for one in (group.chosen.completion for group in groups)
         ]
-        assert len(samples) >= 10
+        assert len(samples) >= 6
         [batch] = policies.microbatches(role, samples, 1 << 20)
         with torch.no_grad():
             logp_BT, _ = policies.logprobs(role, batch, temperature=0.8)
@@ -105,9 +105,9 @@ def test_sampled_episodes_come_from_the_adapters_that_are_evaluated(model, adapt
         assert gap_BT.max().item() < 1e-3
     # More samples are added by vLLM as well, and the folder is not continued with another engine.
     before = (tmp_path / "trajectories.jsonl").read_bytes()
-    more = evaluated(model, adapters, samples=4, **settings)
+    more = evaluated(model, adapters, samples=3, **settings)
     assert (tmp_path / "trajectories.jsonl").read_bytes().startswith(before)
-    assert len(more.episodes["adapters"]) == 5 * 4
+    assert len(more.episodes["adapters"]) == 3 * 3
     other = {**settings, "sampler": "transformers", "vllm": None}
     with pytest.raises(RunFolderError, match="with sampler 'vllm'"):
-        evaluated(model, adapters, samples=4, **other)
+        evaluated(model, adapters, samples=3, **other)

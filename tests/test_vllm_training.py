@@ -14,7 +14,7 @@ from tests.vllm_policies import OPTIONS, save_model
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 torch.set_num_threads(1)
-SMALL = {"tasks_per_step": 2, "num_generations": 4, "eval_tasks": 1}
+SMALL = {"max_steps": 3, "tasks_per_step": 2, "num_generations": 4, "eval_tasks": 0}
 GAP = "sampling/sampling_logp_difference"
 
 
@@ -29,14 +29,14 @@ def settings(model_dir, folder, sampler, **changes):
         "model": str(model_dir),
         "output_dir": str(folder),
         "max_steps": 5,
-        "tasks_per_step": 8,
+        "tasks_per_step": 4,
         "num_generations": 8,
         "max_completion_length": 12,
         "learning_rate": 0.001,
         "lr_scheduler_type": "constant",
         "warmup_steps": 0,
         "eval_steps": 0,
-        "eval_tasks": 16,
+        "eval_tasks": 1,
         "save_steps": 6,
         "lora_r": 4,
         "scoring_threads": 1,
@@ -71,7 +71,7 @@ def test_a_run_on_vllm_learns_what_a_run_on_transformers_learns(model_dir, tmp_p
 
 
 def test_at_learning_rate_zero_the_mismatch_stays_flat_and_the_weights_too(model_dir, tmp_path):
-    config = settings(model_dir, tmp_path / "run", "vllm", learning_rate=0.0, max_steps=3, **SMALL)
+    config = settings(model_dir, tmp_path / "run", "vllm", learning_rate=0.0, **SMALL)
     rows = steps_of(train(config).folder)
     for policy in ("writer", "reader"):
         means = [row[f"{policy}/{GAP}/mean"] for row in rows]
@@ -81,35 +81,12 @@ def test_at_learning_rate_zero_the_mismatch_stays_flat_and_the_weights_too(model
         assert max(abs(row[f"{policy}/sampling/kl"]) for row in rows) < 1e-9
 
 
-def test_a_resumed_run_on_vllm_samples_what_an_uninterrupted_one_does(model_dir, tmp_path):
-    short = {"max_steps": 2, "save_steps": 1, **SMALL}
-    whole = train(settings(model_dir, tmp_path / "whole", "vllm", **short)).folder
-    cut = settings(model_dir, tmp_path / "cut", "vllm", **short)
-    stopped = train(cut, stop=lambda: len(list(steps_so_far(tmp_path / "cut"))) >= 1)
-    assert not stopped.finished
-    resumed = train(resume=tmp_path / "cut").folder
-    replies = [
-        [
-            decision["candidates"]
-            for line in (run / "trajectories.jsonl").read_text().splitlines()
-            for decision in json.loads(line)["decisions"]
-        ]
-        for run in (whole, resumed)
-    ]
-    assert [[c["completion"] for c in group] for group in replies[0]] == [
-        [c["completion"] for c in group] for group in replies[1]
-    ]
-
-
-def steps_so_far(folder):
-    return steps_of(folder) if (folder / "metrics.jsonl").exists() else []
-
-
-def test_an_engine_that_fails_to_take_new_weights_loses_no_finished_step(
+def test_an_engine_that_fails_to_take_new_weights_loses_no_finished_step_and_the_run_goes_on_the_same(
     model_dir, tmp_path, monkeypatch
 ):
     from pettingllms.samplers import vllm
 
+    whole = train(settings(model_dir, tmp_path / "whole", "vllm", **SMALL)).folder
     publish, calls = vllm.VllmEngine.publish, []
 
     def fail_at_the_end_of_step_two(self, policy, version):
@@ -119,10 +96,19 @@ def test_an_engine_that_fails_to_take_new_weights_loses_no_finished_step(
         publish(self, policy, version)
 
     monkeypatch.setattr(vllm.VllmEngine, "publish", fail_at_the_end_of_step_two)
-    config = settings(model_dir, tmp_path / "run", "vllm", max_steps=3, **SMALL)
     with pytest.raises(SamplerUnavailable, match=r"the state after step 2 is saved in .*000002"):
-        train(config)
+        train(settings(model_dir, tmp_path / "cut", "vllm", **SMALL))
     assert ("writer", 2) in calls
     monkeypatch.undo()
-    assert train(resume=tmp_path / "run").finished
-    assert [row["step"] for row in steps_of(tmp_path / "run")] == [1, 2, 3]
+    assert train(resume=tmp_path / "cut").finished
+    assert [row["step"] for row in steps_of(tmp_path / "cut")] == [1, 2, 3]
+    # What it sampled before and after is what the uninterrupted run did.
+    replies = [
+        [
+            [candidate["completion"] for candidate in decision["candidates"]]
+            for line in (run / "trajectories.jsonl").read_text().splitlines()
+            for decision in json.loads(line)["decisions"]
+        ]
+        for run in (whole, tmp_path / "cut")
+    ]
+    assert replies[0] == replies[1]
