@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -228,7 +227,6 @@ def test_a_model_or_setting_that_vllm_refuses_is_an_error_before_training(model_
         ConfigError, match=r"vLLM cannot run the model .*tensor_parallel|vLLM cannot"
     ):
         team(model_dir, {"coder": "a"}, options={"max_model_len": 1 << 20})
-    assert gc.get_freeze_count() == 0
     with pytest.raises(ConfigError, match="adapters up to rank 512, got lora_r 600"):
         team(model_dir, {"coder": "a"}, lora_r=600)
 

@@ -14,7 +14,6 @@ vLLM itself is imported when an engine is opened, so this package works without 
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import itertools
 import logging
@@ -234,7 +233,6 @@ class VllmEngine:
         """Stops the engines and removes the files."""
         for engine in self._engines:
             engine.llm_engine.engine_core.shutdown()
-        gc.unfreeze()  # after a failed start; else vLLM has done so
         self._engines.clear()
         self._adapters.close()
 
@@ -267,10 +265,6 @@ def started(base: str, options: Mapping[str, Any], end_ids: Sequence[int]) -> An
     from vllm import LLM
 
     alone = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if _on_cpu() else {}
-    if alone:
-        # vLLM does this at the end of its start, having looked for garbage in all of torch several times.
-        gc.collect()
-        gc.freeze()
     set_num_threads = torch.set_num_threads
     # An engine in this process seeds torch's generator and replaces this function.
     with _environment(**_VARIABLES, **alone), torch.random.fork_rng(devices=[]):
