@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -23,6 +24,8 @@ os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
 import hypothesis
 import pytest
+
+gc.set_threshold(50_000)  # as in commands (`pettingllms.cli`)
 
 # A shell ignores SIGINT in its background jobs, and children inherit that: in commands that tests
 # start, Ctrl-C would then do nothing.

@@ -142,7 +142,6 @@ ON_RAY = [
 SMALLEST = {
     "benchmarks.airl.EPISODES": 2,
     "benchmarks.airl.RATES": [0.002],
-    "benchmarks.agentrl.RATES": [0.004],
     "benchmarks.agentrl.SEEDS": [41],
     "benchmarks.agentrl.SETTINGS": FEWEST | {"max_completion_length": 2},
     "benchmarks.agentrl.TEST_TASKS": 2,

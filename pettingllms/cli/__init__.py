@@ -1,5 +1,6 @@
 """The commands: one module each, which reads options, calls the package and prints."""
 
+import gc
 import os
 import time
 from pathlib import Path
@@ -18,6 +19,9 @@ def busy(cores: int) -> bool:
         running.append(int(field.partition("/")[0]) - 1)
     return sorted(running)[2] >= cores / 2
 
+
+# Importing torch and transformers makes 400,000 objects. Python looks for garbage after every 700, which is a quarter of the start.
+gc.set_threshold(50_000)
 
 # Read when torch is imported. Threads that spin while they wait for each other make a step of SmolLM2 twice as fast on idle
 # cores, and three times as slow beside two busy processes (two cores each).

@@ -10,3 +10,8 @@ Playing is a pure function of what a worker is given, so a lost worker's job is 
 lost one again by repeating them (`JournaledActor`). Whoever dies, and however many work, the numbers are those of
 one process. Nothing that must survive is owned by an actor.
 """
+
+import gc
+
+# As in commands (`pettingllms.cli`), so that a process of Ray starts in three quarters of the time.
+gc.set_threshold(50_000)

@@ -45,7 +45,7 @@ def parse_policies(spec: str, roles: Sequence[str], agents: Sequence[str] = ()) 
     elif _for_all(spec):
         pairs = dict.fromkeys(roles, spec)
     elif "=" in spec:
-        pairs = _from_pairs(spec)
+        pairs = pairs_of("policies", spec, "role=policy")
     else:
         raise ConfigError(
             f"policies {spec!r} is neither a known word nor role=policy pairs; "
@@ -56,7 +56,9 @@ def parse_policies(spec: str, roles: Sequence[str], agents: Sequence[str] = ()) 
 
 def only_partners(spec: str) -> bool:
     """Returns whether models behind an API play all roles, so that no model is loaded here."""
-    return _for_all(spec) or ("=" in spec and all(map(is_partner, _from_pairs(spec).values())))
+    return _for_all(spec) or (
+        "=" in spec and all(map(is_partner, pairs_of("policies", spec, "role=policy").values()))
+    )
 
 
 def trained_policies(
@@ -159,10 +161,6 @@ def pairs_of(setting: str, spec: str, form: str, hint: str = "") -> dict[str, st
             raise ConfigError(f"{setting}: {what} {name!r} is named twice, in {spec!r}")
         pairs[name] = value
     return pairs
-
-
-def _from_pairs(spec: str) -> dict[str, str]:
-    return pairs_of("policies", spec, "role=policy")
 
 
 def _checked(

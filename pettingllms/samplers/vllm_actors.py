@@ -10,6 +10,7 @@ of a policy are put into Ray's object store once; an engine fetches them with th
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import os
 import pickle
@@ -76,6 +77,7 @@ class Engine:
 
     def __init__(self, spec: bytes) -> None:
         self._loop: Future[VllmLoop] = Future()
+        gc.set_threshold(50_000)  # as in `pettingllms.distributed`
         # Beside Ray's own files, which go with its cluster also if this process is killed. What vLLM
         # leaves among temporary files is there as well.
         parent = ray.get_runtime_context().get_temp_dir()

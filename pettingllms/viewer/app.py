@@ -71,7 +71,7 @@ def _about(answer: Callable[..., Any], *names: str) -> Callable[[Library, Reques
     """Has the library answer about the source that a request names, with these other words of it."""
 
     def ask(library: Library, request: Request) -> Any:
-        source = _source(library, request)
+        source = library.source(_text(request, "source"))
         return answer(library, source, *(_word(request, name) for name in names))
 
     return ask
@@ -113,10 +113,6 @@ def _answering(
         return Response(encoded(value), status, HEADERS, "application/json")
 
     return handler
-
-
-def _source(library: Library, request: Request) -> Any:
-    return library.source(_text(request, "source"))
 
 
 def _text(request: Request, name: str) -> str:

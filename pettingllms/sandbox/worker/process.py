@@ -248,7 +248,8 @@ class ProgramProcess:
     def _do(self, job: Job) -> NoReturn:
         run = job.run
         source, call = _read(job, run.source), _read(job, run.call)
-        cached = marshal.loads(_read_all(job.code_fd)) if job.code_known else None
+        size = os.fstat(job.code_fd).st_size if job.code_known else 0
+        cached = marshal.loads(os.pread(job.code_fd, size, 0)) if size else None
         # The open file is shared with the runs before this one, and so is its offset.
         os.lseek(run.stdin_fd, 0, os.SEEK_SET)
         os.dup2(run.stdin_fd, 0)
@@ -303,10 +304,6 @@ class ProgramProcess:
 
 def _read(job: Job, span: Span) -> bytes:
     return os.pread(job.text_fd, span.size, span.offset)
-
-
-def _read_all(fd: int) -> bytes:
-    return os.pread(fd, os.fstat(fd).st_size, 0)
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -191,7 +191,8 @@ class ProcessPool:
         if ended.cpu_s > job.bounds.cpu_s:
             return "cpu_limit"
         # One that ended well may have written exactly as much as it is allowed to.
-        if code != 0 and any(_is_full(fd, job.bounds) for fd in run.descriptors[1:]):
+        sizes = (os.fstat(fd).st_size for fd in run.descriptors[1:])
+        if code != 0 and any(size >= job.bounds.file_bytes for size in sizes):
             return "output_limit"
         if code == -signal.SIGSYS:
             return "forbidden"
@@ -215,10 +216,6 @@ def _check(pid: int, bounds: Bounds, begun: float) -> tuple[str | None, float]:
     if wall_left <= 0:
         return "wall_limit", 0.0
     return None, min(cpu_left / _CORES, wall_left)
-
-
-def _is_full(fd: int, bounds: Bounds) -> bool:
-    return os.fstat(fd).st_size >= bounds.file_bytes
 
 
 _MESSAGE_BYTES = 4096
