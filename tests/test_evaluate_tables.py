@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from pettingllms.evaluation import Estimate, Evaluation
 from pettingllms.evaluation.plots import bars
-from pettingllms.evaluation.report import as_markdown, as_text, matrix, number, scores_table
+from pettingllms.evaluation.report import (
+    as_markdown,
+    as_text,
+    matrix,
+    number,
+    scores_table,
+    training_table,
+)
 
 
 def scored(**scores: float) -> Evaluation:
@@ -53,6 +60,14 @@ def test_a_score_that_one_team_lacks_leaves_its_cell_empty() -> None:
         "      turns                       2.00 [2.00, 2.00]",
     ]
     assert as_markdown([["a|b"], ["c"]]) == "| a\\|b |\n| --- |\n| c |"
+
+
+def test_a_role_without_local_rewards_has_no_row_of_zeros() -> None:
+    base = scored(tool__first_local_reward=0, reasoner__first_local_reward=0, tool__tokens=0)
+    team = scored(tool__first_local_reward=0.5, reasoner__first_local_reward=0)
+    shown = [("tool", "local reward, first completion"), ("tool", "tokens of a completion")]
+    assert labels(scores_table({"base": base, "adapters": team})) == shown
+    assert labels(training_table({"before": [base], "after": [team]})) == shown
 
 
 def test_numbers_keep_three_digits_or_so() -> None:

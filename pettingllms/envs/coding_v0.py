@@ -468,7 +468,8 @@ class raw_env(TeamEnv):
         **rest: Any,
     ) -> Outcome:
         success = state.program is not None and state.passed == 1.0
-        info = _difficulty(state.task) | (info or {})
+        difficulty = state.task.difficulty
+        info = ({} if difficulty is None else {"difficulty": difficulty}) | (info or {})
         return self._paid(state, agent, local, success=success, info=info, **rest)
 
     def _situation(self, state: State) -> str:
@@ -482,10 +483,6 @@ class raw_env(TeamEnv):
 
     def _view(self, state: State) -> str:
         return shown_episode(state.task, state.history, state.passed)
-
-
-def _difficulty(task: CodingTask) -> dict[str, Any]:
-    return {} if task.difficulty is None else {"difficulty": task.difficulty}
 
 
 def _inputs(tests: Sequence[Test]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -89,7 +90,7 @@ def training_table(columns: Mapping[str, Sequence[Evaluation]], *, short: bool =
     gains = gains_of(first, last)
     table = [["", "", "", *columns, *["difference"] * bool(gains)]]
     # Of every column: a base that never wrote a program has no score of programs, the team may.
-    names = dict.fromkeys(n for column in columns.values() for e in column for n in e.scores)
+    names = _names(itertools.chain(*columns.values()))
     for who, label, name in _rows(names, first[0].roles, TRAINING_SHORT if short else TRAINING):
         for place, evaluation in enumerate(first):
             estimates = [column[place].scores.get(name) for column in columns.values()]
@@ -113,7 +114,7 @@ def training_notes(evaluation: Evaluation, steps: Sequence[Mapping[str, Any]] = 
 
 def scores_table(teams: Evaluations, *, short: bool = False) -> Table:
     """Makes rows of team or role and score, then a cell with its interval for each line-up."""
-    names = dict.fromkeys(name for evaluation in teams.values() for name in evaluation.scores)
+    names = _names(teams.values())
     roles = next(iter(teams.values())).roles
     table = [["", "", *teams]]
     for who, label, name in _rows(names, roles, SHORT if short else ALL):
@@ -247,6 +248,12 @@ def as_markdown(table: Table) -> str:
 def number(value: float) -> str:
     """Two decimals below 10, none from 100 on."""
     return f"{value:.{2 if abs(value) < 10 else 1 if abs(value) < 100 else 0}f}"
+
+
+def _names(evaluations: Iterable[Evaluation]) -> dict[str, None]:
+    """All scores, but the local rewards of a role that has none."""
+    scores = (item for evaluation in evaluations for item in evaluation.scores.items())
+    return dict.fromkeys(n for n, score in scores if any(score) or not n.endswith("local_reward"))
 
 
 def _rows(names: Iterable[str], roles: Sequence[str], keys: Keys) -> Iterator[tuple[str, str, str]]:

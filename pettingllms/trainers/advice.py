@@ -196,7 +196,8 @@ class Sums:
         tokens = dict.fromkeys(self.roles, 0)
         for sample in samples:
             tokens[sample.role] += sample.count * len(sample.token_ids)
-            self.prompts[sample.role].add(_digest(sample.prompt_ids))
+            prompt = repr(tuple(sample.prompt_ids)).encode()
+            self.prompts[sample.role].add(hashlib.blake2b(prompt, digest_size=8).hexdigest())
         if gradients:
             whole_D = torch.stack(list(gradients.values())).sum(0)
             if not self.blocks_RJD.numel():
@@ -285,10 +286,6 @@ def jackknife(values: Sequence[float]) -> float:
     mean = sum(values) / len(values)
     squares = sum((value - mean) ** 2 for value in values)
     return WIDER * math.sqrt((len(values) - 1) / len(values) * squares)
-
-
-def _digest(prompt_ids: Sequence[int]) -> str:
-    return hashlib.blake2b(repr(tuple(prompt_ids)).encode(), digest_size=8).hexdigest()
 
 
 class Advice(Callback):
