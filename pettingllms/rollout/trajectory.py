@@ -362,7 +362,7 @@ def _group(task: Task, episode: int, row: DecisionRow) -> Group:
             local_reward=candidate["local_reward"],
             chosen=candidate["chosen"],
             info=candidate["info"],
-            advantage=tuple(a) if isinstance(a := candidate["advantage"], list) else a,
+            advantage=_advantage(candidate["advantage"]),
             later=_later(candidate["later"]) if "later" in candidate else None,
             credited=candidate.get("credited"),
         )
@@ -383,6 +383,10 @@ def _group(task: Task, episode: int, row: DecisionRow) -> Group:
 def _later(row: Mapping[str, Any]) -> Later:
     # Earlier versions wrote the sum alone.
     return Later(tuple(row.get("rewards", [row["reward"]])), row["tokens"])
+
+
+def _advantage(value: Any) -> Advantage | None:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def check_room(episodes: Sequence[Trajectory], max_new_tokens: int) -> None:
