@@ -62,7 +62,7 @@ def test_a_score_that_one_team_lacks_leaves_its_cell_empty() -> None:
     assert as_markdown([["a|b"], ["c"]]) == "| a\\|b |\n| --- |\n| c |"
 
 
-def test_a_role_without_local_rewards_has_no_row_of_zeros() -> None:
+def test_a_role_that_earned_no_local_reward_has_no_row_of_zeros() -> None:
     base = scored(tool__first_local_reward=0, reasoner__first_local_reward=0, tool__tokens=0)
     team = scored(tool__first_local_reward=0.5, reasoner__first_local_reward=0)
     shown = [("tool", "local reward, first completion"), ("tool", "tokens of a completion")]

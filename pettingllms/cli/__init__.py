@@ -20,7 +20,7 @@ def busy(cores: int) -> bool:
     return sorted(running)[2] >= cores / 2
 
 
-# Importing torch and transformers makes 400,000 objects. Python looks for garbage after every 700, which is a quarter of the start.
+# Importing torch and transformers makes 400,000 objects; to look for garbage after every 700 would take a quarter of that time.
 gc.set_threshold(50_000)
 
 # Read when torch is imported. Threads that spin while they wait for each other make a step of SmolLM2 twice as fast on idle

@@ -251,7 +251,7 @@ def number(value: float) -> str:
 
 
 def _names(evaluations: Iterable[Evaluation]) -> dict[str, None]:
-    """All scores, but the local rewards of a role that has none."""
+    """All scores, but the local rewards of a role that earned none in any of them."""
     scores = (item for evaluation in evaluations for item in evaluation.scores.items())
     return dict.fromkeys(n for n, score in scores if any(score) or not n.endswith("local_reward"))
 

@@ -248,8 +248,8 @@ class ProgramProcess:
     def _do(self, job: Job) -> NoReturn:
         run = job.run
         source, call = _read(job, run.source), _read(job, run.call)
-        size = os.fstat(job.code_fd).st_size if job.code_known else 0
-        cached = marshal.loads(os.pread(job.code_fd, size, 0)) if size else None
+        fd = job.code_fd
+        cached = marshal.loads(os.pread(fd, os.fstat(fd).st_size, 0)) if job.code_known else None
         # The open file is shared with the runs before this one, and so is its offset.
         os.lseek(run.stdin_fd, 0, os.SEEK_SET)
         os.dup2(run.stdin_fd, 0)
