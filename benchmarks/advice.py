@@ -31,9 +31,9 @@ from benchmarks.priming.duet import OUT
 from pettingllms.data.rows import digest
 from pettingllms.envs.duet_v0 import DuetState, best_decisions
 from pettingllms.envs.duet_v0 import raw_env as Duet
+from pettingllms.names import parse_policies
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
-from pettingllms.policies.roles import parse_policies
 from pettingllms.trainers.advice import BLOCKS, Sums
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.callbacks import Callback

@@ -31,9 +31,9 @@ from pettingllms.evaluation.chunks import Sampling, chunks
 from pettingllms.evaluation.report import as_text
 from pettingllms.evaluation.rollouts import roll_out
 from pettingllms.models import PARTS
+from pettingllms.names import parse_policies
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
-from pettingllms.policies.roles import parse_policies
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.trainers.settings import EMBEDDED as PRESET

@@ -25,9 +25,9 @@ from benchmarks.advice import COMMON, ROLES, chances, trainings
 from benchmarks.cells import write
 from benchmarks.evidence import Table, shown
 from pettingllms.envs.duet_v0 import raw_env as Duet
+from pettingllms.names import parse_policies
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
-from pettingllms.policies.roles import parse_policies
 from pettingllms.statistics import Estimate, over_seeds
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig

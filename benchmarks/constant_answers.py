@@ -16,7 +16,7 @@ from typing import NamedTuple
 from pettingllms.envs.aec import AnyEnv, short_name
 from pettingllms.envs.base import next_agent
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
-from pettingllms.types import role_of
+from pettingllms.names import role_of
 
 _CELLS = tuple(f"{row}{column}" for row in "abcd" for column in range(1, 5))
 # A Latin square: over the four turns of an episode each number is tried first once in every cell.

@@ -30,8 +30,8 @@ from pettingllms.envs.search_text import SearchReply
 from pettingllms.evaluation import roles_of
 from pettingllms.evaluation.chunks import Sampling, chunks
 from pettingllms.evaluation.rollouts import held_out, roll_out
+from pettingllms.names import parse_policies
 from pettingllms.policies.loading import load_policies
-from pettingllms.policies.roles import parse_policies
 from pettingllms.statistics import over_seeds
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig, resolve

@@ -26,9 +26,8 @@ from benchmarks.reading import AT_GRPO, SETTINGS, SHARED, STEPS, TEST_TASKS, VAL
 from pettingllms.evaluation import roles_of
 from pettingllms.evaluation.ablation import RoleTeam
 from pettingllms.evaluation.report import as_text
-from pettingllms.models import model_path
+from pettingllms.names import model_path, parse_policies
 from pettingllms.policies.loading import load_policies
-from pettingllms.policies.roles import parse_policies
 from pettingllms.statistics import over_seeds
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig, resolve

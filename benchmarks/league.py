@@ -36,9 +36,9 @@ from pettingllms.contrib.games.textarena_v0 import env
 from pettingllms.evaluation import roles_of
 from pettingllms.evaluation.report import as_text
 from pettingllms.methods.league import Rivals
+from pettingllms.names import parse_policies
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
-from pettingllms.policies.roles import parse_policies
 from pettingllms.runs import versions
 from pettingllms.statistics import RESAMPLES, Estimate, over_seeds
 from pettingllms.trainers.at_grpo import ATGRPO

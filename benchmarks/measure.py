@@ -28,7 +28,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, Qwen
 
 from benchmarks.lengths import log_normal
 from benchmarks.options import Options
-from pettingllms.models import model_path
+from pettingllms.names import model_path
 from pettingllms.policies.prefix_trial import share_prompts
 from pettingllms.policies.weights import MERGE_LIMIT_BYTES, LoraWeights
 

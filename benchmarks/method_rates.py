@@ -22,7 +22,7 @@ from pettingllms.assembly import build_policies, make_env
 from pettingllms.evaluation import roles_of
 from pettingllms.evaluation.chunks import Sampling, chunks
 from pettingllms.evaluation.rollouts import held_out, roll_out
-from pettingllms.policies.roles import parse_policies
+from pettingllms.names import parse_policies
 from pettingllms.statistics import over_seeds
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig, resolve

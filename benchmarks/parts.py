@@ -53,8 +53,8 @@ from pettingllms.evaluation.report import as_text
 from pettingllms.evaluation.rollouts import roll_out
 from pettingllms.evaluation.scores import summarise
 from pettingllms.models import PARTS
+from pettingllms.names import BASE
 from pettingllms.policies.loading import load_policies
-from pettingllms.policies.roles import BASE
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.runs import versions
 from pettingllms.samplers.base import Sampler

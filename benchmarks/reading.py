@@ -36,9 +36,8 @@ from pettingllms.evaluation.ablation import RoleTeam, role_teams, switched_off
 from pettingllms.evaluation.chunks import Sampling, chunks
 from pettingllms.evaluation.report import as_text
 from pettingllms.evaluation.rollouts import held_out, roll_out
-from pettingllms.models import model_path
+from pettingllms.names import model_path, parse_policies
 from pettingllms.policies.loading import load_policies
-from pettingllms.policies.roles import parse_policies
 from pettingllms.runs import versions
 from pettingllms.statistics import Estimate, holm, over_seeds, p_value
 from pettingllms.trainers.advice import BLOCKS

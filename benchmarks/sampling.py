@@ -37,7 +37,7 @@ from benchmarks.measure import (
     tiny,
     weights,
 )
-from pettingllms.models import model_path
+from pettingllms.names import model_path
 from pettingllms.policies.weights import LoraWeights
 from pettingllms.samplers.base import SamplingParams
 from pettingllms.samplers.transformers import BatchGenerator

@@ -32,10 +32,9 @@ from pettingllms.evaluation import roles_of
 from pettingllms.evaluation.report import as_text
 from pettingllms.methods.distill import read
 from pettingllms.methods.hindsight import CRITIC, Hindsight, informed
-from pettingllms.models import model_path
+from pettingllms.names import BASE, model_path, parse_policies
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
-from pettingllms.policies.roles import BASE, parse_policies
 from pettingllms.rollout.episode import tasks_of_step
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.runs import versions

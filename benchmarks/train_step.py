@@ -50,7 +50,8 @@ from benchmarks.lengths import LengthGenerator, Lengths, log_normal
 from benchmarks.measure import parser, report
 from benchmarks.one_turn import ROLE, OneTurn, rewards
 from pettingllms.data.coding import WORDS
-from pettingllms.models import EMBEDDED, model_path
+from pettingllms.models import EMBEDDED
+from pettingllms.names import model_path
 from pettingllms.policies.chat import Chat
 from pettingllms.policies.loading import load_policies
 from pettingllms.samplers.transformers import BatchGenerator, TransformersEngine

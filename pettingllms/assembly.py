@@ -37,11 +37,11 @@ from pettingllms.envs.base import TextEnv
 from pettingllms.envs.reward_funcs import RewardFunction, reward_functions
 from pettingllms.envs.several import SeveralEnvs, own_arguments
 from pettingllms.errors import ConfigError, SandboxUnavailable
-from pettingllms.models import SHIPPED, shipped
+from pettingllms.models import SHIPPED
+from pettingllms.names import is_partner, own_names, parse_policies, shipped
 from pettingllms.policies.base_model import ModelSpec
 from pettingllms.policies.loading import PolicySpec, lora_config, open_base, policies_on
 from pettingllms.policies.policy_set import Base, PolicySet
-from pettingllms.policies.roles import own_names, parse_policies
 from pettingllms.policies.sources import (
     adapter_folders,
     check_base,
@@ -67,7 +67,6 @@ from pettingllms.trainers.settings import (
     own_settings,
 )
 from pettingllms.trainers.trackers import tracker_names
-from pettingllms.types import is_partner
 
 _OWN_FILE = re.compile(r"((?:judged:)?(?:program:)?)(.*\.py)(:[^:]*)?")
 _WORDS: Mapping[str, Collection[str]] = {"model": SHIPPED, "dataset": CATALOG, "api_key_file": ()}

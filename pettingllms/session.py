@@ -44,8 +44,8 @@ from pettingllms.evaluation import Evaluation, ablation, evaluate, held_out, rep
 from pettingllms.evaluation.chunks import Sampling
 from pettingllms.evaluation.compare import gains_of
 from pettingllms.evaluation.plots import curves
+from pettingllms.names import own_names, trained_policies
 from pettingllms.policies.policy_set import PolicySet
-from pettingllms.policies.roles import own_names, trained_policies
 from pettingllms.policies.sources import HUB
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.rollout.files import ADVICE

@@ -18,8 +18,8 @@ from pettingllms.envs.reward_funcs import RewardFunction, name_of, reward_functi
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.evaluation import Evaluation, held_out
 from pettingllms.evaluation import evaluate as play_held_out
+from pettingllms.names import BASE
 from pettingllms.policies.policy_set import PolicySet
-from pettingllms.policies.roles import BASE
 from pettingllms.runs.folder import check_unused
 from pettingllms.samplers.vllm_args import AUTO
 from pettingllms.session import Summary, cluster_of, folder_of, run_plan

@@ -8,12 +8,11 @@ ids and log-probabilities are those of sampling; text exists for the environment
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
-from pettingllms.errors import GroupError, UnknownNameError, did_you_mean
+from pettingllms.errors import GroupError
 
 LIMITS: Mapping[str, tuple[float, int]] = {
     "cpu_s": (0.001, 86_400),
@@ -30,34 +29,6 @@ MAX_INPUT_BYTES = 16 << 20
 
 Advantage = float | tuple[float, ...]
 """A number for a whole completion, or one for each of its tokens."""
-
-
-def role_of(agent: str) -> str:
-    """Returns the role of an agent: `coder` of `coder_0`; a name without a number is a role."""
-    match = re.fullmatch(r"(.+)_\d+", agent)
-    return match[1] if match else agent
-
-
-PARTNER = "api:"
-"""Prefix of policies that a model behind an API plays; the name of the model follows."""
-
-
-def is_partner(policy: str) -> bool:
-    """Returns whether a model behind an API plays the policy; it is never trained."""
-    return policy.startswith(PARTNER)
-
-
-def policy_of(role: str, roles_to_policies: Mapping[str, str]) -> str:
-    """Returns the policy of a role or an agent; without its own, an agent has that of its role.
-
-    Raises:
-        UnknownNameError: no policy plays it.
-    """
-    policy = roles_to_policies.get(role) or roles_to_policies.get(role_of(role))
-    if policy is None:
-        hint = did_you_mean(role, roles_to_policies)
-        raise UnknownNameError(f"no policy plays the role {role!r}; {hint}")
-    return policy
 
 
 TOOL_CALL = ("<tool_call>", "</tool_call>")

@@ -16,7 +16,7 @@ from benchmarks.constant_answers import ANSWERS
 from pettingllms.data import sokoban
 from pettingllms.data.sudoku import DIGITS
 from pettingllms.envs import load_env
-from pettingllms.types import role_of
+from pettingllms.names import role_of
 from tests.test_coding_v0 import a_row, checks, code
 
 Player = Callable[[Any, str], str]

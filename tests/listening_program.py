@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pettingllms.envs import plan_path_v0, program_v0
-from pettingllms.types import role_of
+from pettingllms.names import role_of
 
 
 class Refused(Exception):

@@ -16,6 +16,7 @@ from pettingllms.envs import ENVIRONMENTS
 from pettingllms.envs.aec import MOVED
 from pettingllms.errors import ConfigError
 from pettingllms.methods.ma_airl import MaAirl
+from pettingllms.names import role_of
 from pettingllms.rollout.engine import RolloutEngine
 from pettingllms.rollout.shapes import Coalitions, Episodes, LookAheadTree, RolloutShape, Tree
 from pettingllms.rollout.trajectory import Trajectory, in_order
@@ -23,7 +24,7 @@ from pettingllms.samplers.scripted import ScriptedSampler
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.method import Method, check_method, load_method
 from pettingllms.trainers.method_names import METHODS, PARTS
-from pettingllms.types import Group, Task, role_of
+from pettingllms.types import Group, Task
 from tests.adversaries import ADVERSARIES, HONEST, Player, adversaries, opened
 
 HONESTLY, OTHERWISE = "+", "-"

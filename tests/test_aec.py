@@ -19,8 +19,8 @@ from pettingllms.envs import (
     observe_text,
 )
 from pettingllms.errors import CloneError, ConfigError, UnknownNameError
+from pettingllms.names import role_of
 from pettingllms.rollout.episode import step_result
-from pettingllms.types import role_of
 from tests import foreign_env, toy_env
 
 

@@ -285,7 +285,7 @@ def test_agents_of_one_role_play_and_learn_with_policies_of_their_own(tmp_path: 
 
 
 def test_an_agent_without_a_policy_of_its_own_has_that_of_its_role() -> None:
-    from pettingllms.policies.roles import parse_policies
+    from pettingllms.names import parse_policies
 
     agents = ["tool_0", "reasoner_0", "reasoner_1"]
     roles = ["tool", "reasoner"]

@@ -16,7 +16,7 @@ from pettingllms.envs import check_env, make
 from pettingllms.envs.base import next_agent
 from pettingllms.envs.parsing import ParseError
 from pettingllms.errors import ConfigError
-from pettingllms.types import role_of
+from pettingllms.names import role_of
 from tests.adversaries import conducts
 from tests.test_registry import REPLIES, TEXT_WARNINGS
 

@@ -21,9 +21,9 @@ import pytest
 
 from pettingllms.envs.aec import load_env, observe_text
 from pettingllms.envs.base import next_agent
+from pettingllms.names import role_of
 from pettingllms.rollout.episode import step_result
 from pettingllms.samplers.vllm_process import free_port
-from pettingllms.types import role_of
 from tests.api_stub import stubbed
 
 pytestmark = [pytest.mark.elsewhere, pytest.mark.timeout(300)]

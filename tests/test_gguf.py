@@ -7,7 +7,8 @@ import importlib.util
 import pytest
 
 from pettingllms.errors import ConfigError
-from pettingllms.models import gguf, model_path
+from pettingllms.models import gguf
+from pettingllms.names import model_path
 from pettingllms.policies.sources import check_model
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.settings import SMALL

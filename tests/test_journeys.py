@@ -81,7 +81,7 @@ def test_a_completion_passes_at_most_10_files_on_its_way_to_its_reward(
     assert len(passed) <= 10, passed
 
 
-def test_a_setting_passes_at_most_17_files_from_the_command_line_to_a_plan() -> None:
+def test_a_setting_passes_at_most_15_files_from_the_command_line_to_a_plan() -> None:
     pytest.importorskip("torch")
     from pettingllms.assembly import plan_run
     from pettingllms.cli.train import parse
@@ -94,7 +94,7 @@ def test_a_setting_passes_at_most_17_files_from_the_command_line_to_a_plan() -> 
     journey()  # what is made once a process is made now
     passed = files_entered(journey)
     assert {"cli/options.py", "trainers/config.py", "envs/coding_v0.py"} <= set(passed)
-    assert len(passed) <= 17, " ".join(passed)
+    assert len(passed) <= 15, " ".join(passed)
 
 
 def test_a_row_passes_at_most_15_files_on_its_way_to_prompt_tokens(
@@ -116,7 +116,7 @@ def test_a_row_passes_at_most_15_files_on_its_way_to_prompt_tokens(
 
 
 @pytest.mark.slow
-def test_a_training_step_runs_in_at_most_28_files() -> None:
+def test_a_training_step_runs_in_at_most_29_files() -> None:
     pytest.importorskip("torch")
     from pettingllms.assembly import build_policies, plan_run
     from pettingllms.trainers.at_grpo import ATGRPO
@@ -128,7 +128,7 @@ def test_a_training_step_runs_in_at_most_28_files() -> None:
         trainer.train_step()  # opens the sandbox
         passed = files_entered(trainer.train_step)
     assert {"trainers/at_grpo.py", "envs/coding_judge.py", "trainers/losses.py"} <= set(passed)
-    assert len(passed) <= 28, " ".join(passed)
+    assert len(passed) <= 29, " ".join(passed)
 
 
 def test_the_algorithm_is_read_with_few_other_files_open() -> None:

@@ -20,7 +20,7 @@ from pettingllms.envs import make
 from pettingllms.envs.base import TextEnv, next_agent
 from pettingllms.errors import ConfigError, GroupError
 from pettingllms.methods.ma_airl import LIMIT, Discriminator, Reply, bounded
-from pettingllms.models import model_path
+from pettingllms.names import model_path
 from pettingllms.policies.chat import Chat
 from pettingllms.policies.loading import load_policies
 from pettingllms.rollout.episode import Episode, tasks_of_step

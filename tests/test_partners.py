@@ -23,9 +23,9 @@ from pettingllms.cli.evaluate import dry_run
 from pettingllms.errors import ConfigError, SamplerUnavailable
 from pettingllms.evaluation.config import EvalConfig
 from pettingllms.evaluation.run import EvalResult, plan_of, run_evaluation
+from pettingllms.names import only_partners, parse_policies, trained_policies
 from pettingllms.policies import loading
 from pettingllms.policies.loading import load_policies
-from pettingllms.policies.roles import only_partners, parse_policies, trained_policies
 from pettingllms.rollout.engine import RolloutEngine
 from pettingllms.rollout.shapes import RolloutShape
 from pettingllms.runs import read_config

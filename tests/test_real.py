@@ -17,7 +17,8 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pettingllms.envs import make
-from pettingllms.models import gguf, model_path
+from pettingllms.models import gguf
+from pettingllms.names import model_path
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.samplers.base import SamplerSettings

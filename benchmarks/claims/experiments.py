@@ -10,7 +10,8 @@ from benchmarks.priming.protocol import OUT as SIGNAL_BASE
 from benchmarks.protocol import ARGUMENTS as SIGNAL_ARGUMENTS
 from benchmarks.protocol import COMMON as SIGNAL_SETTINGS
 from pettingllms.envs.aec import creator_of
-from pettingllms.models import DEFAULT, SHIPPED, declared_in
+from pettingllms.models import DEFAULT, SHIPPED
+from pettingllms.names import declared_in
 from pettingllms.trainers.settings import EMBEDDED as PRESET
 
 SEEDS = (0, 1, 2, 3, 4)

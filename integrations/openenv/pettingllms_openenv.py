@@ -25,8 +25,8 @@ from pettingllms import __version__
 from pettingllms.envs.aec import AnyEnv, clone_env, load_env, observe_text
 from pettingllms.envs.base import next_agent
 from pettingllms.errors import ConfigError, PettingLLMsError
+from pettingllms.names import role_of
 from pettingllms.rollout.episode import step_result
-from pettingllms.types import role_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,8 @@ import verifiers.v1 as vf
 
 from pettingllms.envs.aec import AnyEnv, clone_env, load_env, observe_text
 from pettingllms.envs.base import next_agent
+from pettingllms.names import role_of
 from pettingllms.rollout.episode import step_result
-from pettingllms.types import role_of
 
 SECONDS = 600.0
 """Most for an answer of the model; verifiers has timeouts of its own within."""

@@ -38,7 +38,8 @@ from pettingllms.envs.aec import (
 )
 from pettingllms.envs.base import next_agent
 from pettingllms.errors import CloneError, ConfigError, ConformanceError
-from pettingllms.models import SHIPPED, declared_in
+from pettingllms.models import SHIPPED
+from pettingllms.names import declared_in
 from pettingllms.trainers.settings import as_object
 
 BROKEN = 1

@@ -28,10 +28,10 @@ from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.evaluation import evaluate, held_out
 from pettingllms.evaluation.ablation import role_teams
 from pettingllms.evaluation.chunks import EPISODES_AT_ONCE
-from pettingllms.models import SMOLLM2, model_path
+from pettingllms.models import SMOLLM2
+from pettingllms.names import model_path, own_names, policy_of, role_of, trained_policies
 from pettingllms.policies.packing import LOGITS_PER_CHUNK
 from pettingllms.policies.policy_set import PolicySet
-from pettingllms.policies.roles import own_names, trained_policies
 from pettingllms.policies.sources import check_model
 from pettingllms.policies.weights import linear_layers
 from pettingllms.rollout.shapes import RolloutShape
@@ -42,7 +42,6 @@ from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig
 from pettingllms.trainers.method import Method
 from pettingllms.trainers.settings import by_base, own_settings
-from pettingllms.types import policy_of, role_of
 
 HERE, CPU = "here", "cpu"
 """In place of a GPU's name: this machine's GPU, its processor."""

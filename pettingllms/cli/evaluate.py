@@ -298,9 +298,8 @@ def dry_run(options: EvalConfig) -> str:
     from pettingllms.cli.estimate import shape_of
     from pettingllms.envs.aec import longest
     from pettingllms.evaluation.run import plan_of
-    from pettingllms.policies.roles import own_names
+    from pettingllms.names import is_partner, own_names
     from pettingllms.trainers.settings import by_base
-    from pettingllms.types import is_partner
 
     plan = plan_of(options)
     turns, decisions = longest(plan.env)

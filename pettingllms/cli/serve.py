@@ -116,12 +116,11 @@ def _run(run: str, options: ServeOptions) -> int:
     from pettingllms.evaluation import seats_of
     from pettingllms.evaluation.config import EvalConfig
     from pettingllms.evaluation.run import run_of, settings_of
-    from pettingllms.policies.roles import own_names, parse_policies
+    from pettingllms.names import is_partner, own_names, parse_policies
     from pettingllms.policies.sources import TEAM
     from pettingllms.runs import CONFIG
     from pettingllms.samplers.vllm_args import installed
     from pettingllms.trainers.settings import common_settings
-    from pettingllms.types import is_partner
 
     settings = dict(options.over)
     vllm = settings.pop("vllm", None)
@@ -220,7 +219,7 @@ def vllm_process(
     """
     import torch
 
-    from pettingllms.policies.roles import own_names
+    from pettingllms.names import own_names
     from pettingllms.policies.weights import read_config as read_adapter
     from pettingllms.samplers.vllm_args import (
         check_options,

@@ -24,7 +24,7 @@ from pettingllms.envs.aec import (
 from pettingllms.envs.base import FreeText, TextEnv, next_agent
 from pettingllms.envs.check import check_env
 from pettingllms.envs.records import Outcome, Record, Snapshot
-from pettingllms.types import role_of
+from pettingllms.names import role_of
 
 __all__ = [
     "ENVIRONMENTS",

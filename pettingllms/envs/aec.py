@@ -46,8 +46,8 @@ from pettingllms.errors import (
     UnknownNameError,
     did_you_mean,
 )
+from pettingllms.names import role_of
 from pettingllms.registry import Registry, resolve
-from pettingllms.types import role_of
 
 AnyEnv = AECEnv[Any, Any, Any]
 NAMESPACE = "pettingllms/"

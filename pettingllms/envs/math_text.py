@@ -14,8 +14,8 @@ from pettingllms.envs import small_text
 from pettingllms.envs.coding_text import parse_program, prose
 from pettingllms.envs.parsing import ParseError, shortened
 from pettingllms.grading import boxed
+from pettingllms.names import role_of
 from pettingllms.sandbox import RunResult
-from pettingllms.types import role_of
 
 MAX_ANSWER_CHARS = 1000
 SHOWN_CHARS = 2000

@@ -89,8 +89,8 @@ from pettingllms.envs.team_env import (
 )
 from pettingllms.errors import ConfigError
 from pettingllms.grading import same
+from pettingllms.names import role_of
 from pettingllms.sandbox import Case, Limits, RunResult
-from pettingllms.types import role_of
 
 TOPOLOGIES = ("mesh", "star", "chain")
 MOST_AGENTS = 7

@@ -53,8 +53,8 @@ from pettingllms.envs.program_calls import ChatCall
 from pettingllms.envs.program_run import Program, ProgramRun
 from pettingllms.envs.records import Outcome
 from pettingllms.errors import CloneError, ConfigError, UnknownNameError
+from pettingllms.names import role_of
 from pettingllms.registry import resolve
-from pettingllms.types import role_of
 
 # ------------------------------------------------------------------------------- files of tasks
 # Tasks of a program: the rows of a file, unchanged.

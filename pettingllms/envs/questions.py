@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from pettingllms.envs.aec import AnyEnv, clone_env, observe_text
 from pettingllms.envs.team_env import TeamEnv
-from pettingllms.types import role_of
+from pettingllms.names import role_of
 
 OPTION = "question"
 """The key of `reset(options=...)`."""

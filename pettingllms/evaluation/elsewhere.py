@@ -30,8 +30,8 @@ from pettingllms.evaluation.chunks import Chunk
 from pettingllms.evaluation.playing import Playing
 from pettingllms.evaluation.rollouts import ClosableSampler, Lineup, Play, Verdicts
 from pettingllms.evaluation.run import EvalPlan
+from pettingllms.names import own_names
 from pettingllms.policies.policy_set import PolicySet
-from pettingllms.policies.roles import own_names
 from pettingllms.rollout.trajectory import Trajectory
 
 

@@ -31,7 +31,7 @@ from pettingllms.evaluation.config import EvalConfig
 from pettingllms.evaluation.folder import write_file
 from pettingllms.evaluation.rollouts import Lineup
 from pettingllms.evaluation.scores import majority
-from pettingllms.policies.roles import check_policy_name, is_own, pairs_of, parse_policies
+from pettingllms.names import check_policy_name, is_own, pairs_of, parse_policies
 from pettingllms.policies.sources import adapter_folders, is_adapter, is_folder, located_adapters
 from pettingllms.rollout.engine import Routed
 from pettingllms.rollout.episode import Episode

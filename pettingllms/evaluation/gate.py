@@ -24,12 +24,13 @@ from pettingllms.evaluation.config import EvalConfig
 from pettingllms.evaluation.ensembles import Wrapper
 from pettingllms.methods.critic import Critics
 from pettingllms.methods.q_tree import followed
+from pettingllms.names import is_partner
 from pettingllms.rollout.engine import longest_prompts
 from pettingllms.rollout.files import TRAJECTORIES
 from pettingllms.rollout.trajectory import Trajectory, in_order
 from pettingllms.samplers.base import Sampler
 from pettingllms.trainers.config import ResolvedConfig
-from pettingllms.types import Completion, Conversation, Request, is_partner
+from pettingllms.types import Completion, Conversation, Request
 
 if TYPE_CHECKING:
     from pettingllms.evaluation.run import EvalPlan

@@ -14,8 +14,8 @@ from statistics import fmean
 from typing import NamedTuple
 
 from pettingllms.evaluation.report import as_text
+from pettingllms.names import trained_policies
 from pettingllms.policies.policy_set import PolicySet
-from pettingllms.policies.roles import trained_policies
 from pettingllms.rollout.episode import AnyEnv, tasks_of_step
 from pettingllms.rollout.trajectory import in_order
 from pettingllms.trainers.config import ResolvedConfig

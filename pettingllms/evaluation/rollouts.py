@@ -26,12 +26,13 @@ from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 from pettingllms.evaluation.chunks import Chunk, Sampling, chunks
 from pettingllms.evaluation.folder import EvalFolder
 from pettingllms.evaluation.scores import Evaluation, summarise
+from pettingllms.names import is_partner, role_of
 from pettingllms.rollout.engine import RolloutEngine, longest_prompts
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.rollout.shapes import RolloutShape
 from pettingllms.rollout.trajectory import Trajectory, check_room
 from pettingllms.samplers.base import Sampler
-from pettingllms.types import Task, is_partner, role_of
+from pettingllms.types import Task
 
 if TYPE_CHECKING:
     from pettingllms.evaluation.ensembles import Ensemble

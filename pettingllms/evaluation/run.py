@@ -49,8 +49,15 @@ from pettingllms.evaluation.rollouts import (
 )
 from pettingllms.evaluation.scores import Evaluation, refusals, summarise
 from pettingllms.evaluation.step import CORRECTED, teacher_of
-from pettingllms.models import model_path, shipped
-from pettingllms.policies.roles import BASE, is_own, own_names, parse_policies
+from pettingllms.names import (
+    BASE,
+    is_own,
+    is_partner,
+    model_path,
+    own_names,
+    parse_policies,
+    shipped,
+)
 from pettingllms.policies.sources import is_adapter, is_folder, located_adapters
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.rollout.files import RESULTS, SETTINGS
@@ -63,7 +70,7 @@ from pettingllms.statistics import Difference, Estimate, corrected
 from pettingllms.trainers.callbacks import Display, Silent
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
 from pettingllms.trainers.settings import check_policy_settings, embedded_arguments
-from pettingllms.types import JsonObject, Task, is_partner
+from pettingllms.types import JsonObject, Task
 
 AT_ONCE_ELSEWHERE = 512
 """Episodes of a chunk with vLLM or another engine that schedules requests itself."""

@@ -21,14 +21,14 @@ from urllib.parse import quote
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 from pettingllms.evaluation.compare import folder_and_team
 from pettingllms.evaluation.config import EvalConfig
-from pettingllms.policies.roles import check_policy_name
+from pettingllms.names import check_policy_name, is_partner
 from pettingllms.rollout.engine import BLANK, Routed
 from pettingllms.rollout.episode import AnyEnv, Episode, score
 from pettingllms.rollout.pairs import read_episodes, said, write_folder
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.samplers.base import Sampler
 from pettingllms.trainers.method import NEEDS, lacking
-from pettingllms.types import Candidate, is_partner
+from pettingllms.types import Candidate
 
 CORRECTED = "corrected"
 """Title of the team that a teacher corrects."""

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from pettingllms.errors import ConfigError
-from pettingllms.models import model_path
+from pettingllms.names import BASE, model_path
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
-from pettingllms.policies.roles import BASE
 from pettingllms.policies.sources import adapter_folders, is_adapter, located_adapters
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.method import Attached, Method, argument

@@ -11,8 +11,8 @@ from typing import Any, cast
 
 from pettingllms.errors import ConfigError
 from pettingllms.methods.distill import load_readers, read
+from pettingllms.names import BASE
 from pettingllms.policies.policy_set import PolicySet
-from pettingllms.policies.roles import BASE
 from pettingllms.policies.sources import check_base, located_adapters
 from pettingllms.trainers.at_grpo import AtGrpo
 from pettingllms.trainers.config import ResolvedConfig

@@ -17,13 +17,12 @@ import torch
 
 from pettingllms.errors import ConfigError
 from pettingllms.methods.dr_mas import DrMas
+from pettingllms.names import is_own, own_names, policy_of, trained_policies
 from pettingllms.policies.policy_set import PolicySet
-from pettingllms.policies.roles import is_own, own_names, trained_policies
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.method import Casting, Method, argument
 from pettingllms.trainers.settings import OF_THE_BASE, OF_THE_POLICY, own_settings
-from pettingllms.types import policy_of
 
 
 class Version(NamedTuple):

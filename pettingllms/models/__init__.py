@@ -25,35 +25,3 @@ SHIPPED: Mapping[str, Path] = {
 """Name, as `--model` takes it -> folder."""
 SMOLLM2 = "smollm2"
 """The value of `--model` that names the packaged model."""
-
-
-def declared_in(name: str) -> str:
-    """The class attribute in which an environment declares its arguments for a shipped model."""
-    return name.replace(":", "_")
-
-
-def shipped(model: str | None) -> str | None:
-    """The key in `SHIPPED` of a model given by name or folder; None for any other model."""
-    if model is None or model in SHIPPED:
-        return model or DEFAULT
-    path = Path(model).resolve()
-    return next((name for name, folder in SHIPPED.items() if folder.resolve() == path), None)
-
-
-def is_gguf(model: str | None) -> bool:
-    """Returns whether a value of `--model` is `smollm2` or names a GGUF file."""
-    return model is not None and (model == SMOLLM2 or model.endswith(".gguf"))
-
-
-def model_path(model: str | None) -> str:
-    """The name or folder that transformers loads for a value of `--model`.
-
-    Raises:
-        ConfigError: `smollm2` or a GGUF file that cannot be used.
-    """
-    if model is not None and is_gguf(model):
-        from pettingllms.models.gguf import folder_of
-
-        return str(folder_of(model))
-    name = shipped(model)
-    return str(model) if name is None else str(SHIPPED[name])

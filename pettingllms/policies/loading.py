@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from pettingllms.errors import ConfigError
 from pettingllms.models.shared_prompts import enabled
+from pettingllms.names import BASE, own_names
 from pettingllms.policies.base_model import (
     ModelSpec,
     is_checkpointing,
@@ -22,7 +23,6 @@ from pettingllms.policies.base_model import (
 from pettingllms.policies.chat import Chat, end_of_turn_ids
 from pettingllms.policies.policy_set import Base, PolicySet
 from pettingllms.policies.prefix_trial import check_cache
-from pettingllms.policies.roles import BASE, own_names
 from pettingllms.policies.weights import (
     MERGE_LIMIT_BYTES,
     FullWeights,

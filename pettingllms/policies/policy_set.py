@@ -25,10 +25,10 @@ from pettingllms.errors import (
     did_you_mean,
 )
 from pettingllms.models.shared_prompts import enabled
+from pettingllms.names import is_partner, own_names, policy_of
 from pettingllms.policies.base_model import context_of
 from pettingllms.policies.chat import Chat
 from pettingllms.policies.packing import Batch, batch_logprobs, last_states, microbatches
-from pettingllms.policies.roles import own_names
 from pettingllms.samplers.api import ApiPartners
 from pettingllms.samplers.base import (
     InferenceEngine,
@@ -39,7 +39,7 @@ from pettingllms.samplers.base import (
     SamplingParams,
     Weights,
 )
-from pettingllms.types import Completion, Request, Sample, is_partner, policy_of
+from pettingllms.types import Completion, Request, Sample
 
 
 class Base:

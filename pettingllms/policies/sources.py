@@ -24,8 +24,8 @@ from safetensors import SafetensorError, safe_open
 
 from pettingllms.data import hub
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
-from pettingllms.models import SHIPPED, SMOLLM2, is_gguf, model_path, shipped
-from pettingllms.policies.roles import BASE, is_own, pairs_of
+from pettingllms.models import SHIPPED, SMOLLM2
+from pettingllms.names import BASE, is_gguf, is_own, model_path, pairs_of, shipped
 from pettingllms.policies.weights import CONFIG_FILE, DIGEST_KEY, WEIGHTS_FILE, read_config
 
 _HUB_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")

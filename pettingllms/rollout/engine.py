@@ -24,20 +24,12 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from pettingllms.errors import ConfigError
+from pettingllms.names import role_of
 from pettingllms.rollout.episode import AnyEnv, Branch, Episode, records, score
 from pettingllms.rollout.shapes import Move, Plan, RolloutShape
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.samplers.base import DEFAULT_TOKENS_PER_BATCH, Memory, Sampler
-from pettingllms.types import (
-    Candidate,
-    Completion,
-    Conversation,
-    Group,
-    Request,
-    Task,
-    Unplayed,
-    role_of,
-)
+from pettingllms.types import Candidate, Completion, Conversation, Group, Request, Task, Unplayed
 
 BLANK = Completion((), (), (), "", truncated=False, version=0)
 """The reply of an agent that a copy of an episode does without."""

@@ -25,6 +25,7 @@ from pettingllms.envs.aec import ForeignEnv
 from pettingllms.envs.base import TextEnv, next_agent
 from pettingllms.envs.several import SeveralEnvs
 from pettingllms.errors import NonFiniteError
+from pettingllms.names import role_of
 from pettingllms.rollout.trajectory import (
     Origin,
     Overlong,
@@ -34,7 +35,7 @@ from pettingllms.rollout.trajectory import (
     returns_of,
 )
 from pettingllms.samplers.base import Memory
-from pettingllms.types import Candidate, Completion, Group, GroupKey, Later, Task, Unplayed, role_of
+from pettingllms.types import Candidate, Completion, Group, GroupKey, Later, Task, Unplayed
 
 AnyEnv = AECEnv[Any, Any, Any]
 PlayedEnv = TextEnv | ForeignEnv

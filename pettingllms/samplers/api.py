@@ -25,10 +25,11 @@ from dataclasses import astuple
 from typing import Unpack
 
 from pettingllms.errors import SamplerUnavailable
+from pettingllms.names import PARTNER, is_partner, policy_of
 from pettingllms.samplers.api_call import ApiCall, ApiSettings, Refused, Trouble
 from pettingllms.samplers.base import SampleSettings, SamplingParams
 from pettingllms.samplers.replies import ApiReply, BudgetSpent, Cost, ReplyLog
-from pettingllms.types import PARTNER, Completion, Request, is_partner, policy_of
+from pettingllms.types import Completion, Request
 
 ATTEMPTS = 6
 LONGEST_PAUSE = 120.0

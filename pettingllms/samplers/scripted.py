@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Unpack
 
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
+from pettingllms.names import role_of
 from pettingllms.samplers.base import SampleSettings
-from pettingllms.types import Completion, Request, role_of
+from pettingllms.types import Completion, Request
 
 END = 256
 """Ends a completion that is not truncated; the first token id that is not a byte."""

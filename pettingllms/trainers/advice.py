@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from pettingllms.errors import ConfigError
-from pettingllms.policies.roles import trained_policies
+from pettingllms.names import trained_policies
 from pettingllms.trainers.at_grpo import last_step
 from pettingllms.trainers.callbacks import Callback
 from pettingllms.trainers.config import ResolvedConfig

@@ -19,8 +19,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from pettingllms.errors import ConfigError
-from pettingllms.models import shipped
-from pettingllms.policies.roles import only_partners
+from pettingllms.names import only_partners, shipped
 from pettingllms.registry import names_in
 from pettingllms.samplers import vllm_args
 from pettingllms.samplers.api_call import ApiSettings

@@ -48,7 +48,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from pettingllms.envs.aec import longest, parts_of
 from pettingllms.envs.base import TextEnv
 from pettingllms.errors import ConfigError, GroupError, NonFiniteError, did_you_mean
-from pettingllms.policies.roles import own_names, trained_policies
+from pettingllms.names import own_names, trained_policies
 from pettingllms.rollout.shapes import SHAPES, RolloutShape
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.trainers.difficulty import Pools

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any
 from pettingllms.data.rows import as_path, is_table
 from pettingllms.envs.aec import creator_of, parts_of
 from pettingllms.errors import ConfigError, did_you_mean
-from pettingllms.models import DEFAULT, SMOLLM2, declared_in, model_path, shipped
+from pettingllms.models import DEFAULT, SMOLLM2
 from pettingllms.models.gguf import fast_bfloat16
-from pettingllms.policies.roles import trained_policies
+from pettingllms.names import declared_in, model_path, shipped, trained_policies
 from pettingllms.registry import names_in
 from pettingllms.samplers import vllm_args
 from pettingllms.trainers.trl_names import advice

@@ -21,11 +21,12 @@ from typing import NamedTuple
 
 import torch
 
+from pettingllms.names import role_of
 from pettingllms.rollout.trajectory import Trajectory, in_order
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.losses import PolicyBatch, policy_batches
 from pettingllms.trainers.metrics import LossMeter
-from pettingllms.types import Group, Request, Sample, role_of
+from pettingllms.types import Group, Request, Sample
 
 LATEST = 10
 """The step after which a policy that was never checked is reported."""

@@ -88,7 +88,7 @@ def warm_start(demonstrations: Demonstrations, model: str, out: Path, *, steps: 
     from trl.trainer.sft_config import SFTConfig
     from trl.trainer.sft_trainer import SFTTrainer
 
-    from pettingllms.models import model_path
+    from pettingllms.names import model_path
 
     if out.exists():
         raise ConfigError(f"{out} exists; name a new folder")

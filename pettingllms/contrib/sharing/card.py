@@ -18,8 +18,8 @@ from huggingface_hub.errors import HfHubHTTPError
 from pettingllms import __version__
 from pettingllms.data import hub
 from pettingllms.envs.aec import ENVIRONMENTS
-from pettingllms.models import DEFAULT, shipped
-from pettingllms.policies.roles import is_own, parse_policies
+from pettingllms.models import DEFAULT
+from pettingllms.names import is_own, parse_policies, shipped
 from pettingllms.policies.sources import HUB
 from pettingllms.registry import names_in
 from pettingllms.runs import versions

@@ -17,14 +17,13 @@ from pettingllms.data import hub
 from pettingllms.envs.aec import AnyEnv, clone_env, observe_text, parts_of
 from pettingllms.envs.questions import role_prompts
 from pettingllms.errors import ConfigError, PettingLLMsError, RunFolderError
-from pettingllms.policies.roles import parse_policies
+from pettingllms.names import parse_policies, role_of
 from pettingllms.policies.sources import HUB, TEAM
 from pettingllms.policies.weights import CONFIG_FILE, WEIGHTS_FILE, read_config, write_directory
 from pettingllms.rollout.files import SUMMARY
 from pettingllms.runs import read_config as read_settings
 from pettingllms.runs.team import team_text
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
-from pettingllms.types import role_of
 
 CARD = "README.md"
 

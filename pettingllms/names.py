@@ -1,20 +1,48 @@
-"""Parses `--policies` into a mapping from role to policy, and `--train-roles`.
+"""What the names of roles, policies, and base models stand for.
 
-A shared policy, a policy per role and anything between differ in this mapping only.
+`--policies` maps roles to policies: a shared policy, a policy per role and anything between differ in
+this mapping only. `--train-roles` picks those that learn, and `--model` names the base of all.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
-from pettingllms.types import PARTNER, is_partner, role_of
+from pettingllms.models import DEFAULT, SHIPPED, SMOLLM2
 
 BASE = "base"
 """The name of the unmodified base model as a policy: it has no adapter and is never trained."""
+PARTNER = "api:"
+"""Prefix of policies that a model behind an API plays; the name of the model follows."""
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _WORDS = ("shared", "per-role", "per-agent", BASE, f"{PARTNER}MODEL")
+
+
+def role_of(agent: str) -> str:
+    """Returns the role of an agent: `coder` of `coder_0`; a name without a number is a role."""
+    match = re.fullmatch(r"(.+)_\d+", agent)
+    return match[1] if match else agent
+
+
+def is_partner(policy: str) -> bool:
+    """Returns whether a model behind an API plays the policy; it is never trained."""
+    return policy.startswith(PARTNER)
+
+
+def policy_of(role: str, roles_to_policies: Mapping[str, str]) -> str:
+    """Returns the policy of a role or an agent; without its own, an agent has that of its role.
+
+    Raises:
+        UnknownNameError: no policy plays it.
+    """
+    policy = roles_to_policies.get(role) or roles_to_policies.get(role_of(role))
+    if policy is None:
+        hint = did_you_mean(role, roles_to_policies)
+        raise UnknownNameError(f"no policy plays the role {role!r}; {hint}")
+    return policy
 
 
 def parse_policies(spec: str, roles: Sequence[str], agents: Sequence[str] = ()) -> dict[str, str]:
@@ -190,3 +218,35 @@ def _checked(
     # In the order of turns, whatever order they were written in: cast and learners follow it.
     ordered = dict.fromkeys(name for role in roles for name in (role, *agents_of[role]))
     return {name: pairs[name] for name in ordered if name in pairs}
+
+
+def declared_in(name: str) -> str:
+    """The class attribute in which an environment declares its arguments for a shipped model."""
+    return name.replace(":", "_")
+
+
+def shipped(model: str | None) -> str | None:
+    """The key in `SHIPPED` of a model given by name or folder; None for any other model."""
+    if model is None or model in SHIPPED:
+        return model or DEFAULT
+    path = Path(model).resolve()
+    return next((name for name, folder in SHIPPED.items() if folder.resolve() == path), None)
+
+
+def is_gguf(model: str | None) -> bool:
+    """Returns whether a value of `--model` is `smollm2` or names a GGUF file."""
+    return model is not None and (model == SMOLLM2 or model.endswith(".gguf"))
+
+
+def model_path(model: str | None) -> str:
+    """The name or folder that transformers loads for a value of `--model`.
+
+    Raises:
+        ConfigError: `smollm2` or a GGUF file that cannot be used.
+    """
+    if model is not None and is_gguf(model):
+        from pettingllms.models.gguf import folder_of
+
+        return str(folder_of(model))
+    name = shipped(model)
+    return str(model) if name is None else str(SHIPPED[name])

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from pettingllms.errors import ConfigError, UnknownNameError
-from pettingllms.policies.roles import parse_policies, trained_policies
+from pettingllms.names import parse_policies, trained_policies
 
 ROLES = ("coder", "tester")
 PLAYERS = {"coder": "a", "tester": "b", "judge": "b"}
