@@ -42,12 +42,7 @@ from pettingllms.names import is_partner, own_names, parse_policies, shipped
 from pettingllms.policies.base_model import ModelSpec
 from pettingllms.policies.loading import PolicySpec, lora_config, open_base, policies_on
 from pettingllms.policies.policy_set import Base, PolicySet
-from pettingllms.policies.sources import (
-    adapter_folders,
-    check_base,
-    check_model,
-    located_adapters,
-)
+from pettingllms.policies.sources import adapter_folders, check_base, check_model, located_adapters
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.rollout.files import SAMPLES
 from pettingllms.samplers.api import ApiPartners

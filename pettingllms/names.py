@@ -23,8 +23,7 @@ _WORDS = ("shared", "per-role", "per-agent", BASE, f"{PARTNER}MODEL")
 
 def role_of(agent: str) -> str:
     """Returns the role of an agent: `coder` of `coder_0`; a name without a number is a role."""
-    match = re.fullmatch(r"(.+)_\d+", agent)
-    return match[1] if match else agent
+    return re.sub(r"(?<=.)_\d+\Z", "", agent)
 
 
 def is_partner(policy: str) -> bool:
@@ -40,8 +39,9 @@ def policy_of(role: str, roles_to_policies: Mapping[str, str]) -> str:
     """
     policy = roles_to_policies.get(role) or roles_to_policies.get(role_of(role))
     if policy is None:
-        hint = did_you_mean(role, roles_to_policies)
-        raise UnknownNameError(f"no policy plays the role {role!r}; {hint}")
+        raise UnknownNameError(
+            f"no policy plays the role {role!r}; {did_you_mean(role, roles_to_policies)}"
+        )
     return policy
 
 
@@ -137,8 +137,7 @@ def is_own(policy: str) -> bool:
 
 def own_names(roles_to_policies: Mapping[str, str]) -> tuple[str, ...]:
     """The policies that have weights here, each once, in the order of the roles."""
-    names = dict.fromkeys(roles_to_policies.values())
-    return tuple(name for name in names if not is_partner(name))
+    return tuple(name for name in dict.fromkeys(roles_to_policies.values()) if not is_partner(name))
 
 
 def check_policy_name(name: str) -> None:
@@ -216,7 +215,7 @@ def _checked(
     for policy in pairs.values():
         check_policy_name(policy)
     # In the order of turns, whatever order they were written in: cast and learners follow it.
-    ordered = dict.fromkeys(name for role in roles for name in (role, *agents_of[role]))
+    ordered = (name for role in roles for name in (role, *agents_of[role]))
     return {name: pairs[name] for name in ordered if name in pairs}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import gc
 import json
 import os
 from dataclasses import replace
@@ -312,3 +314,29 @@ def test_every_row_of_the_published_files_is_a_task(name):
     loaded = load_tasks(folder / name, "test")
     assert len(loaded.records) == PUBLISHED[name] == loaded.report.read
     assert json.dumps([as_row(task, None) for task in loaded.records])
+
+
+def test_a_program_is_read_also_while_garbage_is_collected() -> None:
+    # Before Python 3.11.8, `ast.parse` fails where a finalizer calls it as well, as each that formats
+    # a traceback does.
+    program = "\n".join(f"x{number} = f([{number}, (a + b) * c])" for number in range(300))
+    thresholds = gc.get_threshold()
+    gc.set_threshold(700)  # Python's own: collections happen within the call
+    try:
+        for _ in range(20):
+            _Parsing()
+            assert asserts.is_python(program)
+            _Parsing()
+            assert next(coding_judge.mutants(program))
+    finally:
+        gc.set_threshold(*thresholds)
+
+
+class _Parsing:
+    """Garbage, from its beginning: only a collection finds it."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+    def __del__(self) -> None:
+        ast.parse("a + b")

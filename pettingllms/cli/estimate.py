@@ -442,6 +442,7 @@ def _measured(plan: TrainPlan) -> list[str]:
         held, played_s = _evaluated(plan, policies)
     scale = config.tasks_per_step / tasks
     steps_s = scale * metrics["time/step"] * config.max_steps
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB, but bytes on a Mac
     lines = [
         (f"{duration(scale * metrics[f'time/{phase}'])}", f"{phase}, of a step") for phase in TIMED
     ]
@@ -449,7 +450,10 @@ def _measured(plan: TrainPlan) -> list[str]:
         (duration(steps_s), f"all {config.max_steps} steps"),
         (duration(rounds * played_s), f"{rounds} evaluations of {config.eval_tasks} tasks"),
         (duration(steps_s + rounds * played_s), "the run"),
-        (size(_peak()), "most memory of this process, in a step without silent groups"),
+        (
+            size(peak if sys.platform == "darwin" else 1024 * peak),
+            "most memory of this process, in a step without silent groups",
+        ),
     ]
     head = (
         f"# Time on this machine, measured with {tasks} of {config.tasks_per_step} tasks of a step"
@@ -495,12 +499,6 @@ def _evaluations(plan: TrainPlan) -> int:
     between = config.max_steps // config.eval_steps if config.eval_steps else 0
     compared = config.compare_roles and len(trained) > 1 and not config.workers
     return 4 + between + (len(role_teams(trained)) if compared else 0)
-
-
-def _peak() -> int:
-    """The most bytes of memory that this process has had."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
 
 
 def duration(seconds: float) -> str:

@@ -29,6 +29,14 @@ class Test(NamedTuple):
     """Whether this is a published assertion in Python, or is judged by LiveCodeBench's rules."""
 
 
+def tree_of(program: str) -> ast.Module:
+    """Returns `ast.parse(program)`, with its errors."""
+    # Before Python 3.11.8 it also fails where a finalizer parses something meanwhile (gh-106905).
+    with contextlib.suppress(SystemError):
+        return ast.parse(program)
+    return ast.parse(program)
+
+
 def parse(program: str, field: str) -> ast.Module:
     """Parses a program.
 
@@ -38,6 +46,10 @@ def parse(program: str, field: str) -> ast.Module:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in published programs
+            with contextlib.suppress(
+                SystemError
+            ):  # gh-106905: garbage was collected, before 3.11.8
+                return ast.parse(program)
             return ast.parse(program)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise RowError(field, f"is not Python: {str(error)[:80]}") from error

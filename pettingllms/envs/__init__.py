@@ -15,12 +15,7 @@ from typing import Any
 
 import pettingzoo
 
-from pettingllms.envs.aec import (
-    ENVIRONMENTS,
-    clone_env,
-    load_env,
-    observe_text,
-)
+from pettingllms.envs.aec import ENVIRONMENTS, clone_env, load_env, observe_text
 from pettingllms.envs.base import FreeText, TextEnv, next_agent
 from pettingllms.envs.check import check_env
 from pettingllms.envs.records import Outcome, Record, Snapshot

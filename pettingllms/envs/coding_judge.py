@@ -48,7 +48,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple
 
-from pettingllms.data.asserts import Test, as_json
+from pettingllms.data.asserts import Test, as_json, tree_of
 from pettingllms.data.coding import CodingTask
 from pettingllms.envs import assertions, contest
 from pettingllms.envs.assertions import Run
@@ -352,7 +352,7 @@ def mutants(program: str) -> Iterator[str]:
     Raises:
         SyntaxError: `program` is not Python.
     """
-    tree = ast.parse(program)
+    tree = tree_of(program)
     # As `unparse` writes it: a change that only changes the spelling is no mutant.
     seen = {ast.unparse(tree)}
     for node in list(ast.walk(tree)):

@@ -23,12 +23,7 @@ from pettingllms.policies.base_model import (
 from pettingllms.policies.chat import Chat, end_of_turn_ids
 from pettingllms.policies.policy_set import Base, PolicySet
 from pettingllms.policies.prefix_trial import check_cache
-from pettingllms.policies.weights import (
-    MERGE_LIMIT_BYTES,
-    FullWeights,
-    LoraWeights,
-    read_config,
-)
+from pettingllms.policies.weights import MERGE_LIMIT_BYTES, FullWeights, LoraWeights, read_config
 from pettingllms.samplers.base import SAMPLERS, SamplerSettings, ServedPolicies, Weights
 
 

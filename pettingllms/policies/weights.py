@@ -463,18 +463,15 @@ def _are_targets(value: Any) -> bool:
     return not re.search(r"\)[*+{]", value) and value.count("*") + value.count("+") <= 6
 
 
-def _are_layers(value: Any) -> bool:
-    layers = value if isinstance(value, list) else [value or 0]
-    return all(type(layer) is int for layer in layers)
-
-
 _CHECKS: Mapping[str, Callable[[Any], bool]] = {
     "r": _is_rank,
     "lora_alpha": _is_scale,
     "target_modules": _are_targets,
     "rank_pattern": _by_name(_is_rank),
     "alpha_pattern": _by_name(_is_scale),
-    "layers_to_transform": _are_layers,
+    "layers_to_transform": lambda value: all(
+        type(layer) is int for layer in (value if isinstance(value, list) else [value or 0])
+    ),
     "use_rslora": lambda value: isinstance(value, bool),
     "fan_in_fan_out": lambda value: isinstance(value, bool),
 }
