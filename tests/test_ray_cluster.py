@@ -174,10 +174,10 @@ def test_a_cluster_that_dies_ends_a_run_in_a_line_which_goes_on_to_the_same_byte
 ):
     # A dead head is noticed after half a minute: as many steps as fit into that would be computed.
     with monkeypatch.context() as paused:
-        paused.setenv(PAUSE, "2")
+        paused.setenv(PAUSE, "3")
         node = cluster.add_node(num_cpus=3)
     options = ["--env", "tests.paused_env:env", "--policies", "shared"]
-    options += ["--eval-steps", "0", "--save-steps", "1"]
+    options += ["--eval-steps", "0", "--save-steps", "1", "--num-generations", "8"]
     options += ["--tasks-per-step", "1", "--tasks-per-shard", "1", "--eval-tasks", "1"]
     # However many steps there are.
     options += ["--warmup-steps", "0", "--lr-scheduler-type", "constant"]
