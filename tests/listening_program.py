@@ -73,6 +73,16 @@ def chat_env(**arguments: Any) -> Any:
     return program_v0.env(chat, roles="writer", settle=0, **arguments)
 
 
+def relay_and_chat(task: int, base_url: str) -> dict[str, Any]:
+    """A relay, and then the conversation of its writer."""
+    paid = relay(task, base_url)
+    return {**paid, "team": paid["team"] + chat(task, base_url)}
+
+
+def relay_and_chat_env(**arguments: Any) -> Any:
+    return program_v0.env(relay_and_chat, roles=ROLES, **arguments)
+
+
 def play_of(arguments: dict[str, Any]) -> Callable[..., None]:
     template = plan_path_v0.env(**arguments)
 

@@ -203,6 +203,9 @@ SMALLEST = {
     "benchmarks.protocol.TASKS": 2,
     "benchmarks.scale.CODING": FEWEST,
     "benchmarks.scale.KILLS": 1,
+    # Each policy has a process that loads torch.
+    "benchmarks.scale.SMALL": FEWEST
+    | {"num_iterations": 1, "policies": "shared", "tasks_per_shard": 1},
     "benchmarks.search_team.ARMS": {arm: {"seeds": [100]} for arm in SEARCH_ARMS},
     "benchmarks.search_team.COMMON": FEWEST | {"max_completion_length": 2},
     "benchmarks.search_team.LENGTH": 2,

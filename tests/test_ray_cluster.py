@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -19,6 +20,7 @@ from pettingllms.errors import ConfigError
 from pettingllms.runs import read_config
 from pettingllms.session import run_training as train
 from tests.forks import Fork
+from tests.paused_env import PAUSE
 from tests.processes import alive, descendants, eventually
 from tests.test_ray_commands import command, files, until
 from tests.tiny_lm import save_tiny
@@ -33,20 +35,38 @@ def cluster() -> Iterator[Any]:
         yield made
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def quiet() -> Iterator[Any]:
+    """One for all tests that leave it as it is: its processes cost as much as a short test."""
+    with nodes() as made:
+        yield made
+
+
+@contextlib.contextmanager
 def joined(cluster: Any) -> Iterator[Any]:
     import ray
 
     ray.init(address=cluster.address, log_to_driver=False)
-    yield ray
-    ray.shutdown()
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def node_of(cluster: Any) -> Iterator[Any]:
+    node = cluster.add_node(num_cpus=3)
+    try:
+        yield node
+    finally:
+        cluster.remove_node(node)
 
 
 def process_of(node: Any, name: str) -> int:
     return node.all_processes[name][0].process.pid
 
 
-def test_a_node_lost_with_all_workers_and_learners_changes_no_bit(cluster, joined):
+def test_a_node_lost_with_all_workers_and_learners_changes_no_bit(cluster):
     lost = cluster.add_node(num_cpus=3)
     raylet = process_of(lost, "raylet")
     there: list[int] = []
@@ -62,32 +82,31 @@ def test_a_node_lost_with_all_workers_and_learners_changes_no_bit(cluster, joine
 
     steps = iter((lambda: None, replaced, lambda: None))
     settings: dict[str, Any] = {"env": "coding", "policies": "shared", "tasks_per_step": 2}
-    disturbed = run(joined, 2, lambda _: next(steps)(), workers=2, **settings)
-    assert disturbed == run(None, 2, **settings)
-    assert len(there) > 4
-    assert eventually(lambda: not any(map(alive, there)))
-    assert eventually(lambda: not actors("RolloutWorker", "Learner"))
+    with joined(cluster) as ray:
+        disturbed = run(ray, 2, lambda _: next(steps)(), workers=2, **settings)
+        assert disturbed == run(None, 2, **settings)
+        assert len(there) > 4
+        assert eventually(lambda: not any(map(alive, there)))
+        assert eventually(lambda: not actors("RolloutWorker", "Learner"))
 
 
-def test_a_learner_that_cannot_start_is_reported_before_anything_is_evaluated(
-    joined, cluster, tmp_path
-):
+def test_a_learner_that_cannot_start_is_reported_before_anything_is_evaluated(quiet, tmp_path):
     from pettingllms.assembly import build_policies, plan_run
     from pettingllms.session import trainer_of
     from pettingllms.trainers.config import ATGRPOConfig
 
-    cluster.add_node(num_cpus=3)
     model = save_tiny(tmp_path / "model")
     plan = plan_run(ATGRPOConfig(env="math", policies="shared", model=str(model), workers=1))
     policies = build_policies(plan.config, plan.roles_to_policies)
     shutil.rmtree(model)
-    with (
-        pytest.raises(ConfigError, match=r"model .* cannot be loaded") as raised,
-        trainer_of(plan, policies, (), joined),
-    ):
-        pytest.fail("the trainer was handed out")
-    assert "\n" not in str(raised.value)
-    assert eventually(lambda: not actors("RolloutWorker", "Learner"))
+    with node_of(quiet), joined(quiet) as ray:
+        with (
+            pytest.raises(ConfigError, match=r"model .* cannot be loaded") as raised,
+            trainer_of(plan, policies, (), ray),
+        ):
+            pytest.fail("the trainer was handed out")
+        assert "\n" not in str(raised.value)
+        assert eventually(lambda: not actors("RolloutWorker", "Learner"))
 
 
 def join_cluster(waits: float) -> Any:
@@ -109,47 +128,35 @@ def refused(tmp_path: Path, address: str, waits: float = 60.0, **variables: str)
     return line
 
 
-@pytest.mark.parametrize(
-    ("part", "number"),
-    [("gcs_server", signal.SIGSTOP), ("raylet", signal.SIGKILL)],
-    ids=["hangs", "is-dead"],
-)
-def test_a_cluster_that_does_not_answer_ends_in_one_line(part, number, cluster, tmp_path):
-    os.kill(process_of(cluster.head_node, part), number)
-    assert "ray_address auto: " in refused(tmp_path, cluster.address, waits=8.0)
-
-
-def test_nodes_with_another_version_of_the_package_are_refused(cluster, tmp_path, monkeypatch):
+def test_nodes_with_another_version_of_the_package_are_refused(quiet, tmp_path, monkeypatch):
     other = tmp_path / "other" / "pettingllms"
     other.mkdir(parents=True)
     here = Path(__file__).parents[1] / "pettingllms"
     (other / "__init__.py").write_text(f"__version__ = '0.0.7'\n__path__.append({str(here)!r})\n")
-    with monkeypatch.context() as changed:
-        changed.setenv("PYTHONPATH", str(other.parent))
-        node = cluster.add_node(num_cpus=3)
-    line = refused(tmp_path, cluster.address, PYTHONPATH=str(here.parent))
+    with contextlib.ExitStack() as stack:
+        with monkeypatch.context() as changed:
+            changed.setenv("PYTHONPATH", str(other.parent))
+            stack.enter_context(node_of(quiet))
+        line = refused(tmp_path, quiet.address, PYTHONPATH=str(here.parent))
     assert "of the cluster: pettingllms is 0.0.7, and " in line
     assert "make it the same on every node" in line
-    cluster.remove_node(node)
 
 
-def test_a_cluster_of_another_python_is_refused(cluster, tmp_path):
+def test_a_cluster_of_another_python_is_refused(quiet, tmp_path):
     import ray
     from ray._common.usage import usage_constants
     from ray._private import ray_constants
 
-    ray.init(address=cluster.address, log_to_driver=False)
-    gcs = ray._private.worker.global_worker.gcs_client
+    gcs = ray._raylet.GcsClient(address=quiet.address)
     place = usage_constants.CLUSTER_METADATA_KEY, ray_constants.KV_NAMESPACE_CLUSTER
     # What a head node writes about itself when it starts.
-    told = (
-        gcs.internal_kv_get(*place)
-        .decode()
-        .replace('"python_version": "3.', '"python_version": "2.')
-    )
-    gcs.internal_kv_put(place[0], told.encode(), True, place[1])
-    ray.shutdown()
-    line = refused(tmp_path, cluster.address)
+    told = gcs.internal_kv_get(*place)
+    other = told.replace(b'"python_version": "3.', b'"python_version": "2.')
+    gcs.internal_kv_put(place[0], other, True, place[1])
+    try:
+        line = refused(tmp_path, quiet.address)
+    finally:
+        gcs.internal_kv_put(place[0], told, True, place[1])
     assert "Version mismatch" in line
     assert "Python: 2." in line
 
@@ -162,18 +169,18 @@ def test_a_cluster_of_another_python_is_refused(cluster, tmp_path):
     ],
     ids=["head", "node"],
 )
-def test_a_cluster_that_dies_in_a_run_ends_it_in_a_line_and_the_run_goes_on_to_the_same_bytes(
+def test_a_cluster_that_dies_ends_a_run_in_a_line_which_goes_on_to_the_same_bytes_and_nobody_joins_it(
     part, reason, cluster, tmp_path, monkeypatch
 ):
-    cluster.add_node(num_cpus=3)
-    options = ["--env", "math", "--policies", "shared", "--eval-steps", "0", "--save-steps", "1"]
+    # A dead head is noticed after half a minute: as many steps as fit into that would be computed.
+    with monkeypatch.context() as paused:
+        paused.setenv(PAUSE, "3")
+        node = cluster.add_node(num_cpus=3)
+    options = ["--env", "tests.paused_env:env", "--policies", "shared"]
+    options += ["--eval-steps", "0", "--save-steps", "1", "--num-generations", "8"]
     options += ["--tasks-per-step", "1", "--tasks-per-shard", "1", "--eval-tasks", "1"]
-    options += [
-        "--warmup-steps",
-        "0",
-        "--lr-scheduler-type",
-        "constant",
-    ]  # however many steps there are
+    # However many steps there are.
+    options += ["--warmup-steps", "0", "--lr-scheduler-type", "constant"]
     folder, words = tmp_path / "run", ["--workers", "1", "--ray-address", "auto"]
     words += ["--max-steps", "300", "--output-dir", str(folder)]
     monkeypatch.setenv("RAY_ADDRESS", cluster.address)
@@ -187,6 +194,12 @@ def test_a_cluster_that_dies_in_a_run_ends_it_in_a_line_and_the_run_goes_on_to_t
     assert f"the Ray cluster is lost: {reason}\nthe last checkpoint is in {folder}" in output
     assert "Traceback" not in output
     if part == "raylet":
+        # The same cluster for the next who would join it.
+        cluster.remove_node(node)
+        assert "ray_address auto: " in refused(tmp_path, cluster.address, waits=8.0)
+        os.kill(process_of(cluster.head_node, "gcs_server"), signal.SIGSTOP)
+        line = refused(tmp_path, cluster.address, waits=8.0)
+        assert "ray_address auto: the cluster did not answer within 8 seconds" in line
         return
     steps = 1 + max(int(path.name[5:]) for path in folder.glob("checkpoints/step-*"))
     alone = {"max_steps: 300": f"max_steps: {steps}", "workers: 1": "workers: 0"}

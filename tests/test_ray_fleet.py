@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +15,7 @@ import pytest
 from pettingllms.errors import ConfigError, SandboxUnavailable, WorkersLost
 from tests.processes import alive, eventually, listening
 from tests.ray_actors import Hand, Sum
+from tests.test_ray_commands import command
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 
@@ -305,13 +304,12 @@ def test_workers_that_cannot_start_or_hang_in_it_end_every_wait(monkeypatch):
 
 def test_a_command_joins_a_cluster_and_refuses_more_gpus_than_it_has(ray, tmp_path):
     address = ray.get_runtime_context().gcs_address
-    command = [sys.executable, "-m", "pettingllms.cli.train", "--workers", "1"]
-    options = ["--ray-address", address, "--pools", '{"workers": {"gpus": 3}}']
-    run = ["--output-dir", str(tmp_path / "run")]
-    done = subprocess.run([*command, *options, *run], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    last = done.stderr.strip().splitlines()[-1]
-    assert "3 GPUs are wanted, and the cluster has 0" in last
+    words = ["--workers", "1", "--ray-address", address, "--pools", '{"workers": {"gpus": 3}}']
+    words += ["--output-dir", str(tmp_path / "run")]
+    with command("train", *words, folder=tmp_path) as process:
+        output, _ = process.communicate()
+    assert process.returncode == 2, output
+    assert "3 GPUs are wanted, and the cluster has 0" in output.strip().splitlines()[-1]
     assert not (tmp_path / "run").exists()
 
 

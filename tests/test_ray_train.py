@@ -33,42 +33,34 @@ def hit(actor: str, number: signal.Signals) -> None:
 
 
 @pytest.mark.parametrize(
-    ("workers", "settings"),
+    "settings",
     [
-        (
-            1,
-            {
-                "env": "coding",
-                "method": "rae",
-                "train_roles": "tester",
-                "num_iterations": 2,
-                "max_num_gen_batches": 2,
-            },
-        ),
-        (
-            1,
-            {
-                "env": "plan_path",
-                "policy_settings": {"planner": {"full": True}},
-                "difficulty_pools": {"height": [4, 6], "width": [4, 6]},
-            },
-        ),
-        (3, {"env": "math", "policies": "shared", "method": "grpo", "beta": 0.01}),
-        (1, {"env": "math", "policies": "shared", "method": "hindsight"}),
-        (1, {"env": "tests.listening_program:relay_env", "method": "look_ahead"}),
-        (1, {"env": "tests.listening_program:chat_env", "method": "look_ahead"}),
+        {
+            "env": "coding",
+            "method": "rae",
+            "train_roles": "tester",
+            "num_iterations": 2,
+            "max_num_gen_batches": 2,
+        },
+        {
+            "env": "plan_path",
+            "policy_settings": {"planner": {"full": True}},
+            "difficulty_pools": {"height": [4, 6], "width": [4, 6]},
+        },
+        {
+            "env": "tests.listening_program:relay_and_chat_env",
+            "method": "look_ahead",
+            "max_completion_length": 16,
+        },
     ],
     ids=[
         "stateful-frozen-role-dynamic-sampling",
         "two-bases-pools",
-        "shared-grpo",
-        "privileged",
-        "program",
-        "conversation",
+        "program-conversation",
     ],
 )
-def test_workers_change_no_bit(ray, workers, settings):
-    assert run(ray, workers=workers, **settings) == run(None, **settings)
+def test_a_worker_changes_no_bit(ray, settings):
+    assert run(ray, workers=1, **settings) == run(None, **settings)
 
 
 @pytest.mark.parametrize(
@@ -96,13 +88,14 @@ def test_a_worker_plays_the_first_step_while_learners_start_and_each_step_once(r
         return submit(fleet, *job, **options)
 
     monkeypatch.setattr(Fleet, "submit", noting)
-    settings: dict[str, Any] = {"env": "coding", "policies": "shared"}
+    # What a worker plays is scored by the driver, from what the environment alone knows.
+    settings: dict[str, Any] = {"env": "math", "policies": "shared", "method": "hindsight"}
     result = run(ray, 2, lambda _: before.append(len(jobs)), workers=1, **settings)
     assert before == [3, 3, 6]  # SMALL has three shards a step
     assert result == run(None, 2, **settings)
 
 
-def test_killed_workers_and_learners_change_no_bit(ray):
+def test_several_workers_and_killed_workers_and_learners_change_no_bit(ray):
     steps = iter(range(4))
 
     def before(trainer: ATGRPO) -> None:
@@ -114,6 +107,7 @@ def test_killed_workers_and_learners_change_no_bit(ray):
                 hit("RolloutWorker", signal.SIGKILL)
 
     settings: dict[str, Any] = {"env": "coding", "tasks_per_step": 2}
+    settings |= {"method": "grpo", "beta": 0.01}  # also the base is asked for its likelihoods
     disturbed = run(ray, 3, before, workers=2, **settings)
     assert disturbed == run(None, 3, **settings)
     assert eventually(lambda: not actors("RolloutWorker", "Learner"))
@@ -174,20 +168,17 @@ def test_stale_weights_are_fixed_and_survive_kills_and_a_checkpoint(ray, tmp_pat
     folder = RunFolder.create(tmp_path / "run")
 
     def keep(trainer: ATGRPO) -> None:
-        if trainer.step == 2:
+        if trainer.step == 1:
             checkpoints.save(folder, trainer)
-
-    def kill(trainer: ATGRPO) -> None:
-        if trainer.step == 1:  # workers play step 1 already, with the weights of step 0
-            hit("RolloutWorker", signal.SIGKILL)
 
     def go_on(trainer: ATGRPO) -> None:
         if not trainer.step:
-            assert checkpoints.resume(folder, trainer) == 2
+            assert checkpoints.resume(folder, trainer) == 1
+        elif trainer.step == 2:  # workers play step 2 already, with the weights of step 1
+            hit("RolloutWorker", signal.SIGKILL)
 
-    whole = run(ray, 3, keep, workers=1, **stale)
-    assert run(ray, 3, kill, workers=2, **stale) == whole
-    rest = run(ray, 1, go_on, workers=1, **stale)
+    whole = run(ray, 4, keep, workers=1, **stale)
+    rest = run(ray, 3, go_on, workers=2, **stale)
     assert rest["state"] == whole["state"]
     assert rest["records"] == whole["records"][-len(rest["records"]) :]
-    assert run(None, 3, **settings)["state"] != whole["state"]
+    assert run(None, 4, **settings)["state"] != whole["state"]

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -121,14 +121,17 @@ class Hit(Callback):
 
 
 def rows(folder: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+    # Of a run that was killed, the last line may be a part of one.
+    whole, _, _ = (folder / name).read_text().rpartition("\n")
+    return [json.loads(line) for line in whole.splitlines()]
 
 
 def check_versions(folder: Path, expected: Callable[[int], int]) -> None:
-    """Every completion of a step was made by the adapter that the schedule says."""
+    """Every completion of the first four steps was made by the weights that the schedule says."""
     played = [
         (row["step"], decision["version"])
         for row in rows(folder, "trajectories.jsonl")
+        if row["step"] <= 4
         for decision in row["decisions"]
     ]
     assert {step for step, _ in played} == {1, 2, 3, 4}
@@ -172,29 +175,82 @@ def test_a_killed_and_a_hanging_engine_are_replaced_and_nothing_is_lost(
     assert eventually(lambda: not actors("Engine", "Learner"))
 
 
-def test_stale_weights_are_those_of_one_update_before_with_engines_for_each_full_model(
-    ray, model_dir, tmp_path
-):
-    seen = list[int]()
+def saved(folder: Path) -> list[int]:
+    """Steps after which there is a checkpoint: the last two."""
+    return [int(path.name[5:]) for path in folder.glob("checkpoints/step-*")]
 
-    class Count(Callback):
-        def on_step(self, trainer: ATGRPO, row: Any) -> None:
-            del trainer, row
-            seen.append(len(engines()))
 
-    run, pools = tmp_path / "stale", {"workers": HALVES, "engines": HALVES}
-    overrides = {"reader": {"full": True, "learning_rate": 0.0001}}
+class Killed(NamedTuple):
+    """A command that was killed after its fourth step, and what was left of it."""
+
+    folder: Path
+    engines: list[int]
+    """How many there were after each step."""
+    started: list[int]
+    """Its processes."""
+    alive: list[int]
+    files: list[Path]
+    """In its temporary folder."""
+    memory: set[Path]
+    """Shared, and not there before."""
+
+
+@pytest.fixture(scope="module")
+def killed(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Killed:
+    """Each engine that a run starts costs as much as a short test: two tests look at this one."""
+    run, shm = tmp_path_factory.mktemp("killed") / "run", set(Path("/dev/shm").iterdir())
     config = settings(
         model_dir,
         run,
         workers=1,
+        max_steps=50,
         max_staleness=1,
-        policy_settings=json.dumps(overrides),
-        pools=json.dumps(pools),
+        policy_settings=json.dumps({"reader": {"full": True, "learning_rate": 0.0001}}),
+        pools=json.dumps({"workers": HALVES, "engines": HALVES}),
     )
-    assert train(ATGRPOConfig(**config), callbacks=[Count()]).finished
-    assert seen == [2, 2, 2, 2]
-    check_versions(run, lambda step: max(0, step - 2))
+    words = [
+        f"--{name.replace('_', '-')}={value}" for name, value in config.items() if name != "vllm"
+    ]
+    words += [f"--vllm.{name}={value}" for name, value in OPTIONS.items()]
+    counts = list[int]()
+    # Its path has to leave room for those of Ray's sockets.
+    with tempfile.TemporaryDirectory(prefix="p-", ignore_cleanup_errors=True) as short:
+        with (
+            subprocess.Popen(
+                [sys.executable, "-m", "pettingllms.cli.train", *words],
+                env=os.environ | {"TMPDIR": short},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            ) as process,
+            contextlib.ExitStack() as stack,
+        ):
+            stack.callback(process.kill)
+            deadline = time.monotonic() + 300
+            for step in range(1, 5):
+                while max(saved(run), default=0) < step:
+                    assert process.poll() is None, process.communicate()[0]
+                    assert time.monotonic() < deadline
+                    time.sleep(0.1)
+                counts.append(len(set(engines()) & set(descendants(process.pid))))
+            started = descendants(process.pid)
+        eventually(lambda: not any(map(alive, started)))
+        eventually(lambda: not list(Path(short).iterdir()))
+        left = list(Path(short).iterdir())
+    memory = set(Path("/dev/shm").iterdir()) - shm
+    return Killed(run, counts, started, [pid for pid in started if alive(pid)], left, memory)
+
+
+def test_stale_weights_are_those_of_one_update_before_with_engines_for_each_full_model(killed):
+    assert killed.engines == [2, 2, 2, 2]
+    check_versions(killed.folder, lambda step: max(0, step - 2))
+
+
+def test_a_killed_driver_leaves_no_engine_and_no_file(killed):
+    assert len(killed.started) > 4
+    assert not killed.alive
+    assert not killed.files
+    assert not killed.memory
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["adapters", "full-model"])
@@ -290,41 +346,3 @@ def test_an_evaluation_on_engines_plays_each_line_up_with_its_weights(ray, model
         )
     assert rows_by_team["base"] != rows_by_team["adapters"]
     assert eventually(lambda: not actors("Engine", "EvalWorker"))
-
-
-@pytest.fixture
-def short() -> Iterator[Path]:
-    """A temporary folder whose path leaves room for those of Ray's sockets."""
-    with tempfile.TemporaryDirectory(prefix="p-") as folder:
-        yield Path(folder)
-
-
-def test_a_killed_driver_leaves_no_engine_and_no_file(model_dir, tmp_path, short):
-    shm, run = set(Path("/dev/shm").iterdir()), tmp_path / "run"
-    pools = {"workers": HALVES, "engines": HALVES}
-    config = settings(model_dir, run, workers=1, max_steps=50, pools=json.dumps(pools))
-    words = [
-        f"--{name.replace('_', '-')}={value}" for name, value in config.items() if name != "vllm"
-    ]
-    words += [f"--vllm.{name}={value}" for name, value in OPTIONS.items()]
-    with (
-        subprocess.Popen(
-            [sys.executable, "-m", "pettingllms.cli.train", *words],
-            env=os.environ | {"TMPDIR": str(short)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        ) as process,
-        contextlib.ExitStack() as stack,
-    ):
-        stack.callback(process.kill)
-        deadline = time.monotonic() + 300
-        while not list(run.glob("checkpoints/step-*")):
-            assert process.poll() is None, process.communicate()[0]
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        started = descendants(process.pid)
-    assert len(started) > 4
-    assert eventually(lambda: not any(map(alive, started)))
-    assert eventually(lambda: not list(short.iterdir()))
-    assert set(Path("/dev/shm").iterdir()) <= shm
