@@ -189,7 +189,6 @@ heavy = {name.partition(".")[0] for name in set(sys.modules) - before}
 names = dir(pl)
 pl.make("sokoban", size=6), pl.check_env, pl.open_sandbox
 torch = "torch" in sys.modules
-help(pl)
 print(json.dumps([sorted(heavy & {"torch", "pettingzoo", "numpy", "yaml"}), torch, names]))
 """
     done = subprocess.run(
@@ -199,7 +198,11 @@ print(json.dumps([sorted(heavy & {"torch", "pettingzoo", "numpy", "yaml"}), torc
     assert heavy == []
     assert torch is False
     assert set(pl.__all__) <= set(names)
-    assert "pl.train(" in done.stdout, "help shows the first lines"
+
+
+def test_help_shows_the_first_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    help(pl)
+    assert "pl.train(" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", pl.__all__)
