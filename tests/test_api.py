@@ -17,14 +17,15 @@ from pettingllms.envs.base import Outcome
 from pettingllms.errors import ConfigError
 from pettingllms.policies.loading import load_policies
 from tests import letters_env, rows_env
-from tests.tiny_lm import save_tiny
+from tests.tiny_lm import save_tiny, tiny_config
 
 ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("model"))
+    # One layer: nothing here depends on how deep the model is.
+    return save_tiny(tmp_path_factory.mktemp("model"), config=tiny_config(layers=1))
 
 
 def small(model: Path, **more: Any) -> dict[str, Any]:

@@ -25,14 +25,15 @@ from pettingllms.session import Summary
 from pettingllms.session import run_training as train
 from pettingllms.statistics import over_seeds
 from pettingllms.trainers.config import ATGRPOConfig
-from tests.tiny_lm import save_tiny
+from tests.tiny_lm import save_tiny, tiny_config
 
 WRITTEN = ("trajectories.jsonl", "results.json", "results.md", "results.png")
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("model"))
+    # One layer: nothing here depends on how deep the model is.
+    return save_tiny(tmp_path_factory.mktemp("model"), config=tiny_config(layers=1))
 
 
 @pytest.fixture(scope="module")

@@ -419,7 +419,7 @@ def test_a_run_learns_from_copies_and_counts_them(tmp_path: Path) -> None:
         tasks_per_step=2,
         max_steps=1,
         max_completion_length=8,
-        eval_tasks=2,
+        eval_tasks=0,
         eval_steps=0,
         output_dir=tmp_path / "run",
     )

@@ -365,7 +365,7 @@ def test_resuming_a_finished_run_changes_nothing(whole: Summary) -> None:
 @pytest.mark.parametrize(
     ("how", "error", "says"),
     [
-        ("overflow", NonFiniteError, "returned the advantage -inf"),
+        ("overflow", NonFiniteError, "returned the advantage -?inf"),
         ("sandbox", SandboxUnavailable, "did not start"),
     ],
 )
