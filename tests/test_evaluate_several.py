@@ -13,13 +13,12 @@ import pytest
 
 from pettingllms.cli.evaluate import BELOW, main, parse
 from pettingllms.cli.guard import FAILED, TERMINATED
-from tests.tiny_lm import save_tiny, tiny_config
+from tests.tiny_lm import save_tiny
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # One layer: nothing here depends on how deep the model is.
-    return save_tiny(tmp_path_factory.mktemp("model"), config=tiny_config(layers=1))
+    return save_tiny(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture
