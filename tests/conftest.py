@@ -70,3 +70,13 @@ def _no_network() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket.socket, "connect", connect_here)
         yield
+
+
+@pytest.fixture
+def as_published() -> Iterator[None]:
+    """Pictures with all that they have outside of tests, see `matplotlibrc`."""
+    import matplotlib
+
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        yield

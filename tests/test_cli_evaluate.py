@@ -25,15 +25,14 @@ from pettingllms.session import Summary
 from pettingllms.session import run_training as train
 from pettingllms.statistics import over_seeds
 from pettingllms.trainers.config import ATGRPOConfig
-from tests.tiny_lm import save_tiny, tiny_config
+from tests.tiny_lm import save_tiny
 
 WRITTEN = ("trajectories.jsonl", "results.json", "results.md", "results.png")
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # One layer: nothing here depends on how deep the model is.
-    return save_tiny(tmp_path_factory.mktemp("model"), config=tiny_config(layers=1))
+    return save_tiny(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +93,7 @@ def test_a_run_is_played_under_its_own_settings_and_scores_as_after_training(
     assert scores["adapters"] == trained.after[0].row()
     assert scores["base"] != scores["adapters"]
     page = (tmp_path / "out" / "results.md").read_text()
-    assert re.search(r"\| team \| success \| [01]\.\d\d \[", page)
+    assert re.search(r"\| team \| success \| 0\.\d\d \[", page)
     assert "## adapters against base" in page
     assert (tmp_path / "out" / "results.png").read_bytes().startswith(b"\x89PNG")
 

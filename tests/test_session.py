@@ -464,6 +464,7 @@ def test_a_run_needs_settings_or_a_folder_and_not_both(model: Path, tmp_path: Pa
         train(resume=tmp_path)
 
 
+@pytest.mark.usefixtures("as_published")
 def test_curves_are_drawn_for_any_run_however_short() -> None:
     assert curves([], "nothing yet").startswith(b"\x89PNG")
     only = {"kind": "train", "step": 1, "num_tokens": 5.0, "reward/a": 1.0, "local_reward/a": 1.0}
