@@ -119,21 +119,21 @@ def _kill(pid: int) -> None:
 @pytest.mark.timeout(300)
 def test_interrupts_while_workers_start_leave_no_process():
     code = """
-silent = os.open(os.devnull, os.O_WRONLY)
-ready, told = os.pipe()
+user = '''
+from pettingllms.sandbox import Case, open_sandbox
+print("ready", flush=True)
+while True:
+    with open_sandbox("embedded", 2) as sandbox:
+        sandbox.run(["print(1)"] * 8, [Case()])
+'''
 for n in range(30):
-    # A user is a fork, which has all that it imports.
-    pid = os.fork()
-    if pid == 0:
-        os.dup2(silent, 1), os.dup2(silent, 2)
-        os.write(told, b"!")
-        while True:
-            with open_sandbox("embedded", 2) as sandbox:
-                sandbox.run(["print(1)"] * 8, [Case()])
-    assert os.read(ready, 1) == b"!"
+    process = subprocess.Popen(
+        [sys.executable, "-c", user], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert process.stdout.readline() == b"ready\\n"
     time.sleep(order.uniform(0, 0.8))
-    os.kill(pid, order.choice([signal.SIGINT, signal.SIGTERM, signal.SIGKILL]))
-    os.waitpid(pid, 0)
+    process.send_signal(order.choice([signal.SIGINT, signal.SIGTERM, signal.SIGKILL]))
+    process.communicate(timeout=40)
 print(len(left()))
 """
     assert last_line(code, 280) == "0"
