@@ -21,6 +21,8 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 # Each vLLM engine would spend ten seconds on compiling C++ for functions that it also has in Python. The test of
 # `pettingllms-serve` with vLLM leaves that on, as users have it.
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+# Small pictures, also in the processes that tests start: a short run spends a third of its time on its curves.
+os.environ.setdefault("MATPLOTLIBRC", str(Path(__file__).with_name("matplotlibrc")))
 
 import hypothesis
 import pytest
@@ -67,4 +69,14 @@ def _no_network() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket.socket, "connect", connect_here)
+        yield
+
+
+@pytest.fixture
+def as_published() -> Iterator[None]:
+    """Pictures with all that they have outside of tests, see `matplotlibrc`."""
+    import matplotlib
+
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
         yield

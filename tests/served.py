@@ -7,16 +7,20 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
 
+from pettingllms.cli import serve
 from pettingllms.samplers.vllm_process import VllmEndpoint, free_port
 from pettingllms.session import run_training as train
 from pettingllms.trainers.config import ATGRPOConfig
+from tests.forks import Fork
 from tests.vllm_policies import save_model
 
 ROOT = Path(__file__).parents[1]
+KEY = "a key of these tests"
 
 
 def trained(folder, env="tests.letters_env:env", **changes):
@@ -44,7 +48,6 @@ def trained(folder, env="tests.letters_env:env", **changes):
 @contextlib.contextmanager
 def running(server, key):
     """URL of the HTTP interface of a `RoleServer`, in a thread of this process."""
-    import httpx2
     import uvicorn
 
     from pettingllms.serving.app import HeadersInTime, application
@@ -56,12 +59,8 @@ def running(server, key):
     thread = threading.Thread(target=running.run, daemon=True)
     thread.start()
     base = f"http://127.0.0.1:{port}"
-    while True:
-        try:
-            if VllmEndpoint(base).healthy(1.0):
-                break
-        except httpx2.HTTPError:
-            assert thread.is_alive()
+    while not _answers(base):
+        assert thread.is_alive()
     try:
         yield base
     finally:
@@ -98,3 +97,30 @@ def serving(run, *options, seconds=30.0, end=signal.SIGTERM):
     finally:
         process.kill()
         process.communicate()
+
+
+@contextlib.contextmanager
+def serving_in_a_fork(run, *options, seconds=30.0, end=signal.SIGTERM):
+    """As `serving`, without the seconds that a process of its own takes to import torch."""
+    port = free_port("127.0.0.1")
+    with tempfile.TemporaryDirectory() as folder:
+        (key := Path(folder, "key")).write_text(KEY)
+        words = [str(run), "--port", str(port), "--key-file", str(key), *options]
+        with Fork(serve.main, words, folder=ROOT) as process:
+            url = f"http://127.0.0.1:{port}"
+            while not _answers(url):
+                assert process.poll() is None, process.communicate()[0]
+                time.sleep(0.1)
+            yield f"{url}/v1", KEY
+            process.send_signal(end)
+            said, _ = process.communicate(seconds)
+            assert process.returncode == 0, said
+
+
+def _answers(url):
+    import httpx2
+
+    try:
+        return VllmEndpoint(url).healthy(1.0)
+    except httpx2.HTTPError:
+        return False

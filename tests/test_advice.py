@@ -27,14 +27,15 @@ from pettingllms.trainers.metrics import LossMeter
 from pettingllms.types import Sample
 from pettingllms.viewer.folders import Source
 from tests.graded_env import GradedEnv
-from tests.tiny_lm import save_tiny
+from tests.tiny_lm import save_tiny, tiny_config
 
 STEPS = BLOCKS + 3
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return save_tiny(tmp_path_factory.mktemp("model"))
+    # One layer: nothing here depends on how deep the model is.
+    return save_tiny(tmp_path_factory.mktemp("model"), config=tiny_config(layers=1))
 
 
 def config(model, run, **changes):

@@ -28,6 +28,8 @@ torch.set_num_threads(1)
 ROLES = {"writer": "writer", "reader": "reader"}
 VARIED = {"temperature": 2.0, "max_completion_length": 16}
 """So that no two replies of a random model are equal."""
+FEW = {"num_generations": 2, "tasks_per_step": 1}
+"""The smallest step, for what does not depend on how much is sampled."""
 
 
 @pytest.fixture(scope="module")
@@ -585,7 +587,7 @@ def test_all_estimators_generate_the_same_number_of_replies(model_dir):
 
 @pytest.mark.slow
 def test_the_learning_rate_follows_the_schedule(model_dir):
-    trainer = a_trainer(model_dir, lr_scheduler_type="linear", warmup_steps=2, max_steps=4)
+    trainer = a_trainer(model_dir, lr_scheduler_type="linear", warmup_steps=2, max_steps=4, **FEW)
     rates = [trainer.train_step()[1]["writer/learning_rate"] for _ in range(4)]
     assert rates == pytest.approx([0.0, 0.005, 0.01, 0.005])
 
@@ -593,7 +595,8 @@ def test_the_learning_rate_follows_the_schedule(model_dir):
 @pytest.mark.slow
 @pytest.mark.parametrize("iterations", [1, 2])
 def test_the_logged_learning_rate_is_the_one_that_was_applied(model_dir, iterations):
-    trainer, applied = a_trainer(model_dir, num_iterations=iterations, max_steps=2), list[float]()
+    applied = list[float]()
+    trainer = a_trainer(model_dir, num_iterations=iterations, max_steps=2, **FEW)
     trainer.optimizers["writer"].register_step_pre_hook(
         lambda optimizer, *_: applied.append(optimizer.param_groups[0]["lr"])
     )
@@ -604,14 +607,14 @@ def test_the_logged_learning_rate_is_the_one_that_was_applied(model_dir, iterati
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["linear", "cosine", "polynomial", "constant_with_warmup"])
 def test_a_warmup_as_long_as_the_training_is_one(model_dir, schedule):
-    trainer = a_trainer(model_dir, lr_scheduler_type=schedule, warmup_steps=2, max_steps=2)
+    trainer = a_trainer(model_dir, lr_scheduler_type=schedule, warmup_steps=2, max_steps=2, **FEW)
     rates = [trainer.train_step()[1]["writer/learning_rate"] for _ in range(2)]
     assert rates == pytest.approx([0.0, 0.005])
 
 
 @pytest.mark.slow
 def test_with_a_budget_of_tokens_the_warmup_is_one_of_steps(model_dir):
-    budget = {"max_steps": 1000, "max_tokens": 1500, "warmup_steps": 4}
+    budget = {"max_steps": 1000, "max_tokens": 250, "warmup_steps": 4, **FEW}
     trainer = a_trainer(model_dir, lr_scheduler_type="constant_with_warmup", **budget)
     rates = [trainer.train_step()[1]["writer/learning_rate"] for _ in range(5)]
     assert rates == pytest.approx([0.0, 0.0025, 0.005, 0.0075, 0.01])

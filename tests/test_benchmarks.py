@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import subprocess
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from pettingllms.data.arithmetic import Step, Story
 from pettingllms.envs import ENVIRONMENTS, make
 from pettingllms.models import DEFAULT, EMBEDDED
 from pettingllms.trainers.config import ATGRPOConfig, resolve
+from tests.quoted_commands import fork_commands
 
 
 def a_run(base: str, after: str, commit: str = "0123456789") -> dict:
@@ -204,10 +206,13 @@ def test_larger_tasks_are_one_step_or_size_beyond_the_largest_of_training(env):
 
 
 @pytest.mark.slow
-def test_a_finished_training_is_not_repeated_and_has_its_cpu_seconds(tmp_path):
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_finished_training_is_not_repeated_and_has_its_cpu_seconds(tmp_path, monkeypatch):
+    monkeypatch.setattr(subprocess, "run", subprocess.run)  # as it is afterwards
+    fork_commands({train.__name__: []})
     run = tmp_path / "run"
     words = "--env plan_path --max-steps 1 --eval-steps 0 --tasks-per-step 1 --num-generations 2"
-    words += " --eval-tasks 1"
+    words += " --eval-tasks 1 --max-completion-length 4"
     learning.train(run, *words.split(), "--model", DEFAULT)
     made = (run / "summary.json").stat().st_mtime_ns
     learning.train(run, "--env", "not read any more")

@@ -21,7 +21,7 @@ from pettingllms.trainers.method import Casting, Method, repaid
 from pettingllms.types import Task
 from tests import letters_env
 from tests.test_estimators_golden import decision
-from tests.tiny_lm import save_tiny
+from tests.tiny_lm import save_tiny, tiny_config
 
 torch.set_num_threads(1)
 GOLDEN = Path(__file__).parent / "golden"
@@ -34,7 +34,18 @@ SMALL: dict[str, Any] = {
     "eval_steps": 0,
     "save_steps": 1,
     "scoring_threads": 1,
+    "device": "cpu",
+    "lora_r": 4,
+    "learning_rate": 0.01,
+    "warmup_steps": 0,
 }
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Settings of a run of a second: who plays and learns has nothing to do with what they know."""
+    model = save_tiny(tmp_path_factory.mktemp("model"), config=tiny_config(layers=1))
+    return {**SMALL, "model": str(model)}
 
 
 def cases(name: str) -> dict[str, Any]:
@@ -127,7 +138,9 @@ def weights(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-def test_in_alternating_steps_only_one_policy_has_candidates_and_changes(tmp_path: Path) -> None:
+def test_in_alternating_steps_only_one_policy_has_candidates_and_changes(
+    small: dict[str, Any], tmp_path: Path
+) -> None:
     seen: list[dict[str, bytes]] = []
 
     class Look(Callback):
@@ -140,7 +153,7 @@ def test_in_alternating_steps_only_one_policy_has_candidates_and_changes(tmp_pat
         max_steps=3,
         output_dir=tmp_path / "run",
         callbacks=[Look()],
-        **SMALL | {"num_generations": 4, "tasks_per_step": 4, "max_completion_length": 8},
+        **small | {"num_generations": 4, "max_completion_length": 8},
     )
     for row in rows(tmp_path / "run"):
         learns = "writer" if row["step"] % 2 else "reader"
@@ -154,8 +167,10 @@ def test_in_alternating_steps_only_one_policy_has_candidates_and_changes(tmp_pat
 
 
 @pytest.mark.slow
-def test_a_swapped_run_that_is_resumed_is_in_the_right_place(tmp_path: Path) -> None:
-    settings = {**SMALL, "method": "swap+dr_mas", "method_args": {"steps": 1}}
+def test_a_swapped_run_that_is_resumed_is_in_the_right_place(
+    small: dict[str, Any], tmp_path: Path
+) -> None:
+    settings = {**small, "method": "swap+dr_mas", "method_args": {"steps": 1}}
     whole = pl.train(
         env="tests.letters_env:env", max_steps=3, output_dir=tmp_path / "a", **settings
     )
@@ -194,7 +209,9 @@ class Doubled(AtGrpo):
 
 
 @pytest.mark.slow
-def test_a_transform_changes_what_is_compared_and_not_what_is_logged(tmp_path: Path) -> None:
+def test_a_transform_changes_what_is_compared_and_not_what_is_logged(
+    small: dict[str, Any], tmp_path: Path
+) -> None:
     pl.train(
         env=letters_env.env,
         method=Doubled,
@@ -202,7 +219,7 @@ def test_a_transform_changes_what_is_compared_and_not_what_is_logged(tmp_path: P
         scale_rewards="none",
         max_steps=1,
         output_dir=tmp_path / "run",
-        **SMALL,
+        **small,
     )
     changed = 0
     for row in rows(tmp_path / "run"):
@@ -218,11 +235,11 @@ def test_a_transform_changes_what_is_compared_and_not_what_is_logged(tmp_path: P
 
 
 @pytest.mark.slow
-def test_the_state_of_a_transform_is_resumed(tmp_path: Path) -> None:
+def test_the_state_of_a_transform_is_resumed(small: dict[str, Any], tmp_path: Path) -> None:
     trainer = ATGRPOTrainer(
         env=letters_env.env,
         method=Doubled,
-        args=ATGRPOConfig(max_steps=2, output_dir=str(tmp_path / "run"), **SMALL),
+        args=ATGRPOConfig(max_steps=2, output_dir=str(tmp_path / "run"), **small),
     )
     trainer.train()
     (newest,) = sorted((tmp_path / "run" / "checkpoints").glob("step-*"))[-1:]
@@ -238,17 +255,11 @@ class Resting(AtGrpo):
 
 
 @pytest.mark.slow
-def test_a_cast_of_ones_own_works_as_an_object(tmp_path: Path) -> None:
+def test_a_cast_of_ones_own_works_as_an_object(small: dict[str, Any], tmp_path: Path) -> None:
     trainer = ATGRPOTrainer(
         env=letters_env.env,
         method=Resting,
-        args=ATGRPOConfig(
-            model=str(save_tiny(tmp_path / "model")),
-            max_steps=1,
-            warmup_steps=0,
-            output_dir=str(tmp_path / "run"),
-            **SMALL,
-        ),
+        args=ATGRPOConfig(max_steps=1, output_dir=str(tmp_path / "run"), **small),
     )
     before = {name: trainer.policies.state(name) for name in ("writer", "reader")}
     trainer.train()
@@ -264,8 +275,10 @@ def test_a_cast_of_ones_own_works_as_an_object(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_agents_of_one_role_play_and_learn_with_policies_of_their_own(tmp_path: Path) -> None:
-    settings = {**SMALL, "policies": "reasoner_0=a,reasoner_1=b,tool=t"}
+def test_agents_of_one_role_play_and_learn_with_policies_of_their_own(
+    small: dict[str, Any], tmp_path: Path
+) -> None:
+    settings = {**small, "policies": "reasoner_0=a,reasoner_1=b,tool=t"}
     summary = pl.train(
         env="math",
         env_args={"reasoners": 2, "max_turns": 1},

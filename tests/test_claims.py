@@ -257,15 +257,20 @@ def test_other_groupings_sample_the_same_trees():
         assert set(estimator.key) < set(key._fields)
 
 
+def few_of(ground: experiments.Ground) -> dict[str, Any]:
+    """Settings of a ground with the smallest steps."""
+    few = {"tasks_per_step": 1, "num_generations": 2, "max_completion_length": 4}
+    return {**ground.settings, **few}
+
+
 @pytest.mark.slow
 def test_a_cell_is_trained_until_it_has_its_tokens_and_its_updates():
-    ground = SHORT["plan_path"]._replace(tokens=700, updates=3)
-    few = {**ground.settings, "tasks_per_step": 1, "num_generations": 2}
+    ground = SHORT["plan_path"]._replace(tokens=250, updates=3)
     cell = cells.Cell("plan_path", experiments.AT_GRPO, 1.0, 0)
-    trainer = cells.trainer_of(cell, ground._replace(settings=few), {})
+    trainer = cells.trainer_of(cell, ground._replace(settings=few_of(ground)), {})
     readings, curve = cells.trained(trainer, ground.tokens, ground.updates)
     assert readings["updates"].steps == 3
-    assert readings["tokens"].tokens >= 700
+    assert readings["tokens"].tokens >= 250
     assert len(curve) == max(reading.steps for reading in readings.values())
     assert readings["tokens"].tokens == curve[readings["tokens"].steps - 1][0]
     first, last = (readings[name].state["tool"] for name in ("updates", "tokens"))
@@ -274,7 +279,7 @@ def test_a_cell_is_trained_until_it_has_its_tokens_and_its_updates():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("tokens", "times"), [(1, 1), (700, 2)], ids=["same-step", "another"])
+@pytest.mark.parametrize(("tokens", "times"), [(1, 1), (250, 2)], ids=["same-step", "another"])
 def test_readings_of_the_same_weights_are_played_once(tokens, times, monkeypatch):
     asked: list[Any] = []
 
@@ -284,11 +289,8 @@ def test_readings_of_the_same_weights_are_played_once(tokens, times, monkeypatch
 
     monkeypatch.setattr(cells, "played", play)
     ground = SHORT["plan_path"]._replace(tokens=tokens, updates=1)
-    few = {**ground.settings, "tasks_per_step": 1, "num_generations": 2}
-    arm = experiments.AT_GRPO
-    result = cells.measured(
-        cells.Cell("plan_path", arm, 1.0, TUNING[0]), ground._replace(settings=few)
-    )
+    cell = cells.Cell("plan_path", experiments.AT_GRPO, 1.0, TUNING[0])
+    result = cells.measured(cell, ground._replace(settings=few_of(ground)))
     assert len(asked) == times
     assert [result[name]["own"] for name in cells.READINGS] == ["01", "01"]
     assert (result["tokens"]["steps"] == result["updates"]["steps"]) == (times == 1)

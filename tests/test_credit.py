@@ -27,6 +27,7 @@ from pettingllms.types import Group, Task
 from tests import letters_env, tic_tac_toe_env, toy_env
 from tests.test_estimators_golden import by_episode, cases, decision, made, played
 from tests.test_forest import TASKS, Counted, Numbered, play
+from tests.tiny_lm import save_tiny
 
 torch.set_num_threads(1)
 
@@ -410,6 +411,7 @@ def test_a_prompt_without_room_in_a_copy_is_no_success() -> None:
 def test_a_run_learns_from_copies_and_counts_them(tmp_path: Path) -> None:
     summary = pl.train(
         env=letters_env.env,
+        model=save_tiny(tmp_path / "model"),
         policies="per-role",
         method="sharp",
         method_args={"weight": 0.5},
@@ -417,7 +419,7 @@ def test_a_run_learns_from_copies_and_counts_them(tmp_path: Path) -> None:
         tasks_per_step=2,
         max_steps=1,
         max_completion_length=8,
-        eval_tasks=2,
+        eval_tasks=0,
         eval_steps=0,
         output_dir=tmp_path / "run",
     )

@@ -201,7 +201,7 @@ def test_a_coder_and_a_tester_are_trained_by_each_other(tmp_path: Path) -> None:
         num_generations=4,
         tasks_per_step=2,
         max_steps=1,
-        eval_tasks=1,
+        eval_tasks=0,
         eval_steps=0,
         output_dir=str(tmp_path / "run"),
     )

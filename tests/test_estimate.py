@@ -189,11 +189,12 @@ def test_a_gpu_is_named_or_assumed_and_a_cpu_is_measured_where_asked(qwen):
 def test_on_a_cpu_a_step_is_taken_and_nothing_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tiny = ["--env", "plan_path", "--tasks-per-step", "8", "--num-generations", "2"]
-    config = train.parse([*tiny, "--max-steps", "3"]).config
+    tiny += ["--max-completion-length", "6"]
+    config = train.parse([*tiny, "--max-steps", "3", "--eval-tasks", "20"]).config
     assert config is not None
     text = dry_run(config, "cpu")
     assert "measured with 4 of 8 tasks" in text
-    steps, played = number(text, "all 3 steps"), number(text, "9 evaluations of 100 tasks")
+    steps, played = number(text, "all 3 steps"), number(text, "9 evaluations of 20 tasks")
     assert number(text, "the run") == pytest.approx(steps + played, rel=0.05)
     peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert number(text, "most memory") == pytest.approx(peak, rel=0.1)
@@ -203,6 +204,7 @@ def test_on_a_cpu_a_step_is_taken_and_nothing_written(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_on_a_cpu_a_step_of_a_run_with_workers_is_taken_in_this_process() -> None:
     words = ["--env", "plan_path", "--tasks-per-step", "2", "--num-generations", "2"]
+    words += ["--max-completion-length", "6"]
     scale = ["--workers", "2", "--max-staleness", "1", "--tasks-per-shard", "1"]
     config = train.parse([*words, *scale, "--eval-tasks", "0"]).config
     assert config is not None

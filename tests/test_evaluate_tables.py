@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pettingllms.evaluation import Estimate, Evaluation
 from pettingllms.evaluation.plots import bars
 from pettingllms.evaluation.report import (
@@ -91,6 +93,7 @@ def test_the_matrix_is_there_only_where_roles_were_exchanged_one_at_a_time() -> 
     assert matrix(rewards, "{role}/reward")["tool"]["reasoner"].mean == 2.0
 
 
+@pytest.mark.usefixtures("as_published")
 def test_a_picture_is_drawn_with_and_without_success() -> None:
     won = {"base": scored(success=0.5, passAT2=0.75, tool__local_reward=-0.1)}
     mute = {"base": scored(tool__local_reward=0.5), "adapters": scored()}

@@ -11,6 +11,7 @@ import pytest
 from benchmarks import figures, tables
 from pettingllms.statistics import Estimate
 
+pytestmark = pytest.mark.usefixtures("as_published")
 PAGES = sorted((Path(__file__).parents[1] / "docs" / "results").glob("*.md"))
 
 

@@ -208,7 +208,7 @@ def test_a_tree_on_an_outcome_at_the_end_is_warned_about(tmp_path, method, warne
         tasks_per_step=2,
         max_steps=1,
         max_completion_length=4,
-        eval_tasks=1,
+        eval_tasks=0,
         eval_steps=0,
         output_dir=str(tmp_path / "run"),
         display=heard,

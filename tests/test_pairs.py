@@ -224,7 +224,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
         num_generations=8,
         tasks_per_step=8,
         max_steps=1,
-        eval_tasks=1,
+        eval_tasks=0,
         eval_steps=0,
         output_dir=str(folder / "run"),
     )

@@ -37,8 +37,8 @@ from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.types import Task
 from tests import asked_env, letters_env
 from tests.api_stub import KEY, Stub, everything_in, said, stubbed
-from tests.served import running, serving, trained
-from tests.tiny_lm import SHORT_RUN, save_tiny
+from tests.served import running, serving_in_a_fork, trained
+from tests.tiny_lm import SHORT_RUN, save_tiny, tiny_config
 
 torch.set_num_threads(1)
 
@@ -51,7 +51,8 @@ def stub() -> Iterator[Stub]:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("model"))
+    # One layer: nothing here depends on how deep the model is.
+    return save_tiny(tmp_path_factory.mktemp("model"), config=tiny_config(layers=1))
 
 
 @pytest.fixture
@@ -140,7 +141,7 @@ def test_a_budget_stops_a_run_and_a_larger_one_in_its_config_goes_on(stub, model
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["grpo", "dr_mas", "look_ahead"])
 def test_every_kind_of_estimator_takes_a_partner(stub, model, tmp_path, method):
-    config = settings(stub, model, tmp_path / "run", method=method, max_steps=1)
+    config = settings(stub, model, tmp_path / "run", method=method, max_steps=1, eval_tasks=0)
     assert train(config).finished
 
 
@@ -257,7 +258,7 @@ def test_a_trained_role_is_served_without_its_partner(stub, model, tmp_path):
     run = train(config).folder
     stub.bodies.clear()
     with (
-        serving(run, "--sampler", "transformers") as (base, key),
+        serving_in_a_fork(run, "--sampler", "transformers") as (base, key),
         openai.OpenAI(base_url=base, api_key=key, max_retries=0) as client,
     ):
         assert [entry.id for entry in client.models.list()] == ["writer"]

@@ -88,6 +88,7 @@ def test_a_team_on_the_base_of_parts_is_trained_and_evaluated_from_its_name(tmp_
     run = tmp_path / "run"
     words = "--env plan_path --model embedded:parts --max-steps 2 --eval-steps 0"
     words += f" --eval-tasks 2 --tasks-per-step 2 --num-generations 2 --output-dir {run}"
+    words += " --max-completion-length 4"
     train.main(words.split())
     assert "model: embedded:parts" in (run / "config.yaml").read_text()
     evaluate.main(["--adapters", str(run), "--tasks", "2", "--out", str(tmp_path / "eval")])
@@ -137,7 +138,7 @@ def test_every_source_of_every_recipe_draws_demonstrations(recipe, source):
 def test_a_run_that_names_no_model_says_which_one_its_environment_trains(tmp_path):
     run = tmp_path / "run"
     words = "--env plan_path --max-steps 1 --eval-steps 0 --tasks-per-step 2 --num-generations 2"
-    train.main([*words.split(), "--eval-tasks", "2", "--output-dir", str(run)])
+    train.main([*words.split(), "--eval-tasks", "0", "--output-dir", str(run)])
     assert read_config(run).model == "embedded:parts"
     assert resolve(ATGRPOConfig(env="math")).model == "embedded"
     # Behind an API there is no model here.

@@ -76,8 +76,9 @@ def test_teams_of_other_seeds_are_all_pairs_but_their_own():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arm", ["at_grpo", "look_ahead", "grpo", "gigpo", "rae"])
-def test_every_arm_trains_and_is_measured(arm):
+def test_every_arm_trains_and_is_measured(arm, monkeypatch):
     torch.set_num_threads(1)
+    monkeypatch.setattr(protocol, "TASKS", 20)
     settings = {**protocol.ARMS[arm], "learning_rate": 1e-3, "tasks_per_step": 2, "max_tokens": 30}
     run = protocol.train(EMBEDDED, 0, settings)
     assert run["tokens"] >= 30

@@ -173,7 +173,7 @@ def test_commands_record_peers_and_train_a_leader_on_them(
         max_steps=1,
         tasks_per_step=2,
         num_generations=2,
-        eval_tasks=2,
+        eval_tasks=0,
         eval_steps=0,
         device="cpu",
         max_completion_length=12,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 from typing import Any
@@ -58,23 +59,40 @@ def test_the_shipped_base_gets_the_questions_and_settings_that_the_environment_d
     assert game.observe("searcher_0")["text"].count(" of ") == 2
 
 
-@pytest.fixture
-def start(tmp_path, monkeypatch):
-    """A tiny beginning of its own, on few tasks."""
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """A tiny beginning, on few tasks, that no arm changes."""
     torch.set_num_threads(1)
-    monkeypatch.setattr(search_team, "START", tmp_path / "start")
-    monkeypatch.setattr(search_team, "START_TOKENS", 1)
-    for name in ("TASKS", "OTHER_TASKS", "VALIDATION"):
-        monkeypatch.setattr(search_team, name, 2)
-    few = {**search_team.COMMON, "tasks_per_step": 1, "num_generations": 2}
-    monkeypatch.setattr(search_team, "COMMON", few)
-    search_team.begin(SEARCH)
-    return tmp_path
+    folder = tmp_path_factory.mktemp("begun") / "start"
+    with few_tasks(folder):
+        search_team.begin(SEARCH)
+    return folder
+
+
+@contextlib.contextmanager
+def few_tasks(folder):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search_team, "START", folder)
+        patch.setattr(search_team, "START_TOKENS", 1)
+        for name in ("TASKS", "OTHER_TASKS", "VALIDATION"):
+            patch.setattr(search_team, name, 2)
+        few = {**search_team.COMMON, "tasks_per_step": 1, "num_generations": 2}
+        patch.setattr(search_team, "COMMON", few)
+        yield
+
+
+@pytest.fixture
+def start(begun):
+    with few_tasks(begun):
+        yield begun
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arm", search_team.ARMS)
-def test_every_arm_trains_and_is_measured(arm, start):
+def test_every_arm_trains_and_is_measured(arm, start, monkeypatch):
+    # Replies too short to say anything: it is about what is measured.
+    monkeypatch.setattr(search_team, "LENGTH", 4)
+    monkeypatch.setitem(search_team.COMMON, "max_completion_length", 4)
     run = search_team.train(SEARCH, search_team.ARMS[arm], 1e-3, 0, tokens=10)
     assert run["tokens"] >= 10
     assert {hops: len(digits) for hops, digits in run["tasks"].items()} == dict.fromkeys("123", 2)

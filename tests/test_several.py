@@ -45,7 +45,7 @@ from pettingllms.types import Task
 from pettingllms.viewer.episodes import parsed
 from tests import letters_env, rows_env
 from tests.test_estimators_golden import cases, decision, made
-from tests.tiny_lm import SHORT_RUN, save_tiny
+from tests.tiny_lm import SHORT_RUN, save_tiny, tiny_config
 
 torch.set_num_threads(1)
 ENV = "two=tests.letters_env:env,three=tests.trio_env:env*3"
@@ -54,7 +54,8 @@ ROLES = ("writer", "reader", "judge")
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("models") / "tiny")
+    # One layer: nothing here depends on how deep the model is.
+    return save_tiny(tmp_path_factory.mktemp("models") / "tiny", config=tiny_config(layers=1))
 
 
 def settings(model: Path, **changes: Any) -> ATGRPOConfig:

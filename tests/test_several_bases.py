@@ -295,8 +295,8 @@ def test_shared_adapters_name_each_its_own_base_and_full_models_are_refused(
         "reader": {"model": str(models["reader"])},
         "judge": {"model": str(models["judge"])},
     }
-    few = {"max_steps": 1, "policy_settings": overrides, "output_dir": str(tmp_path / "run")}
-    train(settings(models, **few))
+    few = {"max_steps": 1, "eval_tasks": 1, "output_dir": str(tmp_path / "run")}
+    train(settings(models, policy_settings=overrides, **few))
     share(tmp_path / "run", str(tmp_path / "shared"))
     card = (tmp_path / "shared" / "README.md").read_text()
     assert "- `writer/` on `qwen`" in card

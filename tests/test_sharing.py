@@ -34,7 +34,7 @@ from pettingllms.samplers.vllm_process import free_port
 from pettingllms.session import run_training as train
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from tests.hub_stub import TOKEN, Hub, hub_stub
-from tests.tiny_lm import save_tiny
+from tests.tiny_lm import save_tiny, tiny_config
 
 torch.set_num_threads(1)
 ROLES = ("writer", "reader")
@@ -42,7 +42,9 @@ ROLES = ("writer", "reader")
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = save_tiny(tmp_path_factory.mktemp("somebodys-machine") / "tiny-base")
+    # One layer: nothing here depends on how deep the model is.
+    folder = tmp_path_factory.mktemp("somebodys-machine") / "tiny-base"
+    save_tiny(folder, config=tiny_config(layers=1))
     (folder / "README.md").write_text("---\nlicense: cc-by-4.0\n---\n# A base\n")
     return folder
 

@@ -20,14 +20,15 @@ from pettingllms.policies.loading import load_policies
 from pettingllms.rollout.trajectory import Trajectory
 from tests import foreign_env, letters_env
 from tests.own_estimator import RunningMean
-from tests.tiny_lm import save_tiny, tiny_model
+from tests.tiny_lm import save_tiny, tiny_config, tiny_model
 
 torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("model"))
+    # One layer: nothing here depends on how deep the model is.
+    return save_tiny(tmp_path_factory.mktemp("model"), config=tiny_config(layers=1))
 
 
 def settings(run: Path, **changes: Any) -> pl.ATGRPOConfig:
@@ -98,7 +99,12 @@ def model_of(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
-LETTERS = "tests.letters_env:env"
+def short(**kwargs: Any) -> Any:
+    """Episodes of one turn: how an environment is given has nothing to do with how long it plays."""
+    return letters_env.env(**{"max_turns": 1, **kwargs})
+
+
+LETTERS = "tests.test_trainer:short"
 CALLS: dict[str, Any] = {
     "names": lambda folder: {"model": str(folder), "env": LETTERS},
     "a path as model": lambda folder: {"model": folder, "env": LETTERS},
@@ -150,9 +156,8 @@ CALLS: dict[str, Any] = {
 @pytest.mark.parametrize("call", CALLS)
 def test_obvious_calls_train_evaluate_and_save(call: str, folder: Path, tmp_path: Path) -> None:
     inputs = CALLS[call](folder)
-    arguments = settings(tmp_path / "run")
-    if "peft_config" in inputs:
-        arguments = settings(tmp_path / "run", lora_r=16)
+    rank = 16 if "peft_config" in inputs else 2
+    arguments = settings(tmp_path / "run", lora_r=rank, eval_tasks=0)
     trainer = pl.ATGRPOTrainer(args=arguments, **inputs)
     summary = trainer.train()
     assert summary.finished
@@ -304,7 +309,7 @@ def test_a_resumed_trainer_ends_where_an_uninterrupted_one_does(
 
     ends = []
     for run, callbacks in (("one", []), ("two", [Stop()])):
-        config = settings(tmp_path / run, max_steps=2, save_steps=1)
+        config = settings(tmp_path / run, max_steps=2, save_steps=1, eval_tasks=0)
         trainer = pl.ATGRPOTrainer(model_of(folder), LETTERS, config, callbacks=callbacks)
         trainer.train()
         if callbacks:
