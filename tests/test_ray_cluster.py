@@ -19,8 +19,8 @@ from benchmarks.scale import actors, nodes, run
 from pettingllms.errors import ConfigError
 from pettingllms.runs import read_config
 from pettingllms.session import run_training as train
+from tests import paused_env
 from tests.forks import Fork
-from tests.paused_env import PAUSE
 from tests.processes import alive, descendants, eventually
 from tests.test_ray_commands import command, files, until
 from tests.tiny_lm import save_tiny
@@ -174,9 +174,10 @@ def test_a_cluster_that_dies_ends_a_run_in_a_line_which_goes_on_to_the_same_byte
 ):
     # A dead head is noticed after half a minute: as many steps as fit into that would be computed.
     with monkeypatch.context() as paused:
-        paused.setenv(PAUSE, "3")
+        paused.setenv(paused_env.PAUSE, "3")
         node = cluster.add_node(num_cpus=3)
-    options = ["--env", "tests.paused_env:env", "--policies", "shared"]
+    # By its file, which the nodes find wherever they were started.
+    options = ["--env", f"{paused_env.__file__}:env", "--policies", "shared"]
     options += ["--eval-steps", "0", "--save-steps", "1", "--num-generations", "8"]
     options += ["--tasks-per-step", "1", "--tasks-per-shard", "1", "--eval-tasks", "1"]
     # However many steps there are.

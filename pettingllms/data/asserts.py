@@ -29,14 +29,6 @@ class Test(NamedTuple):
     """Whether this is a published assertion in Python, or is judged by LiveCodeBench's rules."""
 
 
-def tree_of(program: str) -> ast.Module:
-    """Returns `ast.parse(program)`, with its errors."""
-    # Before Python 3.11.8 it also fails where a finalizer parses something meanwhile (gh-106905).
-    with contextlib.suppress(SystemError):
-        return ast.parse(program)
-    return ast.parse(program)
-
-
 def parse(program: str, field: str) -> ast.Module:
     """Parses a program.
 

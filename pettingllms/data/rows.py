@@ -14,6 +14,7 @@ web page, an archive) raises an error that says what it is.
 
 from __future__ import annotations
 
+import ast
 import csv
 import glob
 import gzip
@@ -111,6 +112,14 @@ def checked_text(value: object, field: str) -> str:
             raise UnsupportedRow(field, "has a byte that is not UTF-8")
         raise RowError(field, "has half of a surrogate pair, which is not a character")
     return value
+
+
+def tree_of(program: str) -> ast.Module:
+    """Returns `ast.parse(program)`, with its errors."""
+    try:
+        return ast.parse(program)
+    except SystemError:  # before Python 3.11.8: a finalizer parsed something meanwhile (gh-106905)
+        return ast.parse(program)
 
 
 def text(row: Row, field: str) -> str:

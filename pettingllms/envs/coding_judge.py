@@ -48,8 +48,9 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple
 
-from pettingllms.data.asserts import Test, as_json, tree_of
+from pettingllms.data.asserts import Test, as_json
 from pettingllms.data.coding import CodingTask
+from pettingllms.data.rows import tree_of
 from pettingllms.envs import assertions, contest
 from pettingllms.envs.assertions import Run
 from pettingllms.errors import DatasetError
