@@ -58,8 +58,8 @@ def published(name: str) -> bool:
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    head, *body = ("| " + " | ".join(line) + " |" for line in (header, *rows))
+    return "\n".join([head, "|" + "---|" * len(header), *body])
 
 
 # ------------------------------------------------------------------------------ what teams learn
