@@ -181,9 +181,7 @@ def test_a_misspelt_name_gets_a_suggestion() -> None:
 
 
 @pytest.mark.slow
-def test_importing_the_package_loads_nothing_and_environments_load_no_deep_learning_library() -> (
-    None
-):
+def test_the_package_loads_nothing_and_environments_no_deep_learning_library() -> None:
     code = """
 import json, sys
 before = set(sys.modules)

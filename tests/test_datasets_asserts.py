@@ -317,8 +317,8 @@ def test_every_row_of_the_published_files_is_a_task(name):
 
 
 def test_a_program_is_read_also_while_garbage_is_collected() -> None:
-    # Before Python 3.11.8, `ast.parse` fails where a finalizer calls it as well, as each that formats
-    # a traceback does.
+    # Before Python 3.11.8, `ast.parse` fails where a finalizer calls it meanwhile, as formatting a
+    # traceback does.
     program = "\n".join(f"x{number} = f([{number}, (a + b) * c])" for number in range(300))
     thresholds = gc.get_threshold()
     gc.set_threshold(700)  # Python's own: collections happen within the call
@@ -333,7 +333,7 @@ def test_a_program_is_read_also_while_garbage_is_collected() -> None:
 
 
 class _Parsing:
-    """Garbage, from its beginning: only a collection finds it."""
+    """Refers to itself, so that only a garbage collection deletes it."""
 
     def __init__(self) -> None:
         self.me = self

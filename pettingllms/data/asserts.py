@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from pettingllms.data.rows import RowError, UnsupportedRow
+from pettingllms.data.rows import RowError, UnsupportedRow, tree_of
 
 
 class Test(NamedTuple):
@@ -38,11 +38,7 @@ def parse(program: str, field: str) -> ast.Module:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in published programs
-            with contextlib.suppress(
-                SystemError
-            ):  # gh-106905: garbage was collected, before 3.11.8
-                return ast.parse(program)
-            return ast.parse(program)
+            return tree_of(program)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise RowError(field, f"is not Python: {str(error)[:80]}") from error
 
