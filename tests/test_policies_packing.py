@@ -259,7 +259,10 @@ def test_packed_rows_keep_no_more_memory_than_flat_ones(mix):
 
 
 def test_few_short_completions_are_not_padded_to_a_long_one():
-    assert alike([374, 1, 1, 1]) == [[0], [1, 2, 3]]  # together they were 1,496 positions
+    assert alike([374, 1, 1, 1], fused=True) == [
+        [0],
+        [1, 2, 3],
+    ]  # together they were 1,496 positions
 
 
 def test_long_and_short_completions_are_padded_apart():
@@ -274,13 +277,15 @@ def test_long_and_short_completions_are_padded_apart():
     layout = PackedLayout(packed.prompts, packed.completions, torch.device("cpu"))
     tokens = 8 * 30 + 63 * 16 + 2064
     assert batch.tokens == tokens
-    assert sum(t.query_BT.numel() for t in layout._rows(torch.float32)[0]) <= 1.05 * tokens
+    assert (
+        sum(t.query_BT.numel() for t in layout._rows(torch.float32, fused=True)[0]) <= 1.05 * tokens
+    )
 
 
 @settings(max_examples=100)
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=80))
 def test_rows_are_grouped_once_each_and_padded_by_little(lengths):
-    groups = alike(lengths)
+    groups = alike(lengths, fused=True)
     assert sorted(index for group in groups for index in group) == list(range(len(lengths)))
     for group in groups:
         longest = max(lengths[index] for index in group)
@@ -302,6 +307,26 @@ def test_plain_products_have_the_numbers_and_gradients_of_fused_attention(
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
     for one, other in zip(gradients, fused_gradients, strict=True):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+def test_rows_of_plain_products_hold_few_scores_that_no_token_needs():
+    """Such products compute all of a row, also what is hidden or padded."""
+    lengths = [400, 210, 130, 90, 64, 40, 27, 15]  # log-normal, as in training
+    prompts = [200, 300]
+    samples = [
+        a_sample([number + 1] * prompt, [100 + place] * (length + 1))
+        for number, prompt in enumerate(prompts)
+        for place, length in enumerate(lengths)
+    ]
+    packed = Packed(samples)
+    layout = PackedLayout(packed.prompts, packed.completions, torch.device("cpu"))
+
+    def scores(fused):
+        texts, _ = layout._rows(torch.bfloat16, fused)
+        return sum(text.query_BT.numel() * text.seen_BS.shape[1] for text in texts)
+
+    seen = sum(p * p + sum(n * (p + n) for n in lengths) for p in prompts)
+    assert seen <= scores(fused=False) <= 1.25 * seen < 0.6 * scores(fused=True)
 
 
 def test_only_updates_in_bfloat16_of_short_rows_attend_by_plain_products(monkeypatch):

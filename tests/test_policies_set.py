@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from pettingllms.errors import ConfigError, SamplerUnavailable, StaleSamplerError, UnknownNameError
 from pettingllms.policies.base_model import ModelSpec
 from pettingllms.policies.loading import load_policies
+from pettingllms.policies.weights import LoraWeights
 from pettingllms.samplers.base import SamplerSettings
 from pettingllms.types import Request, Sample
 from tests.tiny_lm import save_tiny, tiny_config
@@ -166,6 +167,15 @@ def test_replies_carry_prompt_text_and_end(policies):
             assert reply.prompt_ids == request.prompt_ids
             assert reply.text == policies.chat.decode(reply.token_ids)
             assert reply.truncated == (reply.token_ids[-1] != 2)
+
+
+def test_an_adapter_is_merged_once_while_policies_are_loaded(model_dir, monkeypatch):
+    merged, refresh = [], LoraWeights.refresh
+    monkeypatch.setattr(
+        LoraWeights, "refresh", lambda self, name: merged.append(name) or refresh(self, name)
+    )
+    policies = some_policies(model_dir, merge=True)
+    assert sorted(merged) == sorted(policies.names)
 
 
 def test_fresh_adapters_answer_as_the_base_and_do_not_depend_on_their_order(model_dir):

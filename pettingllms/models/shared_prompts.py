@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import accumulate, count
+from itertools import accumulate, chain, count
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -155,10 +155,13 @@ class PackedLayout:
     ) -> None:
         self._prompts, self._device = prompts, device
         # A completion of one token has none that anything follows.
-        owned = [(reply, u) for u, rest in enumerate(completions) for reply in rest if reply.places]
-        self._replies, self._owners = [reply for reply, _ in owned], [u for _, u in owned]
+        self._owned = [
+            (reply, u) for u, rest in enumerate(completions) for reply in rest if reply.places
+        ]
         self._keep_prompts = keep_prompts
-        self._padded: tuple[list[Texts], torch.Tensor] | None = None
+        whole = [reply.behind + len(reply.places) for reply, _ in self._owned]
+        self._longest = max(*map(len, prompts), *whole, 0)
+        self._padded: dict[bool, tuple[list[Texts], torch.Tensor]] = {}
         self._places: Places | None = None
         self.prompt_states: States = {}
 
@@ -171,10 +174,11 @@ class PackedLayout:
         )
         if not self._keep_prompts and _flash(query_NHD):
             return self._unpadded.attend(query_NHD, key_NhD, value_NhD, scale)[None]
-        if self._padded is None:  # the same in all layers
-            self._padded = self._rows(query.dtype)
-        texts, order_N = self._padded
-        if _products_are_faster(query_NHD, texts):
+        fused = not _products_are_faster(query_NHD, self._longest)
+        if fused not in self._padded:  # the same in all layers
+            self._padded[fused] = self._rows(query.dtype, fused)
+        texts, order_N = self._padded[fused]
+        if not fused:
             if self._places is None:
                 self._places = Places(texts, order_N, query.shape[1], key.shape[1])
             return products(self._places, scale, query_NHD, key_NhD, value_NhD)[None]
@@ -188,15 +192,14 @@ class PackedLayout:
             outputs.append(out_BHTD.transpose(1, 2).flatten(0, 1))
         return torch.cat(outputs).index_select(0, order_N)[None]
 
-    def _rows(self, dtype: torch.dtype) -> tuple[list[Texts], torch.Tensor]:
+    def _rows(self, dtype: torch.dtype, fused: bool) -> tuple[list[Texts], torch.Tensor]:
         """The padded rows, and where each token of the flat list stands in them."""
-        lengths = [len(prompt) for prompt in self._prompts]
+        lengths = [*map(len, self._prompts)]
         texts, places, first = list[Texts](), dict[int, int](), 0
-        for members in [[*range(len(lengths))]] if self._keep_prompts else alike(lengths):
+        for members in [[*range(len(lengths))]] if self._keep_prompts else alike(lengths, fused):
             prompts = {u: self._prompts[u] for u in members}
-            owned = zip(self._replies, self._owners, strict=True)
-            replies = [(reply, prompts[u]) for reply, u in owned if u in prompts]
-            for text, rows in _padded_texts([*prompts.values()], replies, dtype):
+            replies = [(reply, prompts[u]) for reply, u in self._owned if u in prompts]
+            for text, rows in _padded_texts([*prompts.values()], replies, dtype, fused):
                 places_of = (part if part is None else part.to(self._device) for part in text)
                 texts.append(Texts(*places_of))  # type: ignore[arg-type]
                 # A token that is in several rows has the same value in all of them.
@@ -207,10 +210,8 @@ class PackedLayout:
 
     @cached_property
     def _unpadded(self) -> _Unpadded:
-        seen = [
-            self._prompts[u][: r.behind] for r, u in zip(self._replies, self._owners, strict=True)
-        ]
-        replies = [reply.places for reply in self._replies]
+        seen = [self._prompts[u][: reply.behind] for reply, u in self._owned]
+        replies = [reply.places for reply, _ in self._owned]
         return _Unpadded([()] * len(self._prompts) + seen, [*self._prompts, *replies], self._device)
 
 
@@ -231,9 +232,9 @@ class _Unpadded:
         self, seen: Sequence[Sequence[int]], own: Sequence[Sequence[int]], device: torch.device
     ) -> None:
         texts = [[*before, *text] for before, text in zip(seen, own, strict=True)]
-        queries = [token for text in own for token in text]
+        queries = [*chain(*own)]
         self._query_Q = torch.tensor(queries, device=device)
-        self._key_K = torch.tensor([token for text in texts for token in text], device=device)
+        self._key_K = torch.tensor([*chain(*texts)], device=device)
         lengths = [[*map(len, own)], [*map(len, texts)]]
         self._longest = [*map(max, lengths)]
         self._ends = [
@@ -337,7 +338,7 @@ _Prompted = tuple[Reply, Sequence[int]]
 
 
 def _padded_texts(
-    prompts: Sequence[Sequence[int]], replies: Sequence[_Prompted], dtype: torch.dtype
+    prompts: Sequence[Sequence[int]], replies: Sequence[_Prompted], dtype: torch.dtype, fused: bool
 ) -> Iterator[tuple[Texts, list[_Row]]]:
     """Prompts of similar length, then their completions, in groups of similar length, with what each row is for."""
     width = max(map(len, prompts))
@@ -347,32 +348,31 @@ def _padded_texts(
     inner = [(reply, prompt) for reply, prompt in replies if reply.behind < len(prompt)]
     groups = [(ends, width)]
     # Behind beginnings of similar length, so that little of the rest is hidden and computed.
-    for group in alike([reply.behind for reply, _ in inner]):
+    for group in alike([reply.behind for reply, _ in inner], fused):
         groups.append(([inner[i] for i in group], max(inner[i][0].behind for i in group)))
     for members, seen in groups:
-        for group in alike([len(reply.places) for reply, _ in members]):
-            yield _padded_replies([members[i] for i in group], seen, dtype)
+        for group in alike([len(reply.places) for reply, _ in members], fused):
+            yield _padded_replies([members[i] for i in group], seen, dtype, fused)
 
 
 def _padded_replies(
-    replies: Sequence[_Prompted], width: int, dtype: torch.dtype
+    replies: Sequence[_Prompted], width: int, dtype: torch.dtype, fused: bool
 ) -> tuple[Texts, list[_Row]]:
     """Completions of similar length, which see `width` tokens of their prompts at most."""
-    longest = max(len(reply.places) for reply, _ in replies)
-    whole = max(reply.behind + len(reply.places) for reply, _ in replies)
     before = [prompt[: reply.behind] for reply, prompt in replies]
     own = [reply.places for reply, _ in replies]
-    # Long beside its prompt, a completion attends as one text with it: a causal square costs half of its scores and
-    # needs no mask. Otherwise the prompt's own attention is not repeated.
-    if whole * whole / 2 < longest * (width + longest):
-        both = [[*prompt, *reply] for prompt, reply in zip(before, own, strict=True)]
+    both = [[*prompt, *tokens] for prompt, tokens in zip(before, own, strict=True)]
+    longest, whole = (max(map(len, texts)) for texts in (own, both))
+    # Long beside its prompt, a completion attends as one text with it: fused, a causal square costs half of its scores
+    # and needs no mask. Otherwise the prompt's own attention is not repeated.
+    if fused and whole * whole / 2 < longest * (width + longest):
         both_BS = _padded(both, whole)
         rows = [_Row(reply.places, reply.behind) for reply, _ in replies]
         return Texts(both_BS, both_BS, None), rows
     own_BT = _padded(own, longest)
     seen_BS = torch.cat([_padded(before, width), own_BT], 1)
     # Hidden: padding of the prompt, and later tokens.
-    lengths_B = torch.tensor([len(prompt) for prompt in before])
+    lengths_B = torch.tensor([*map(len, before)])
     padding_BP = torch.arange(width) >= lengths_B[:, None]
     later_TT = torch.ones(longest, longest, dtype=torch.bool).triu(1)
     shape = len(replies), longest, -1
@@ -400,26 +400,24 @@ def _attend(
     )
 
 
-def _products_are_faster(states: torch.Tensor, texts: Sequence[Texts]) -> bool:
+def _products_are_faster(states: torch.Tensor, longest: int) -> bool:
     """Returns whether plain products beat PyTorch's fused attention, whose backward pass in bfloat16 is slow on CPUs.
 
     With 60 tokens behind 100 three times as fast, with 400 behind 600 as fast, with 800 behind 1200 half as fast
     (SmolLM2's heads, AMX).
     """
-    if not (states.requires_grad and states.is_cpu and states.dtype == torch.bfloat16):
-        return False
-    scores = [text.query_BT.shape[1] * text.seen_BS.shape[1] for text in texts]
-    return max(scores) <= 1024**2
+    trained = states.requires_grad and states.is_cpu and states.dtype == torch.bfloat16
+    return trained and longest <= 1024
 
 
-def alike(lengths: Sequence[int]) -> list[list[int]]:
+def alike(lengths: Sequence[int], fused: bool) -> list[list[int]]:
     """Cuts rows into groups of similar length, longest first; the order within a group stays.
 
     A group ends where its next row is a fifth shorter than its longest, if padding this row and
     all shorter ones would add more than `_WORTH_A_GROUP` positions, or more than there are without
     padding: one more call for each layer is cheaper than these, and not cheaper than less.
     """
-    most = min(_WORTH_A_GROUP, sum(lengths))
+    most = min(_WORTH_A_GROUP[fused], sum(lengths))
     groups: list[list[int]] = []
     longest = 0
     by_length = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
@@ -432,7 +430,8 @@ def alike(lengths: Sequence[int]) -> list[list[int]]:
     return [sorted(group) for group in groups]
 
 
-_WORTH_A_GROUP = 2048
+_WORTH_A_GROUP = {True: 2048, False: 128}
+"""Plain products take longer for each score, and their rows are cut into small pieces anyway."""
 
 
 def _padded(rows: Sequence[Sequence[int]], width: int) -> torch.Tensor:

@@ -118,7 +118,6 @@ class LoraWeights:
             for name in configs:
                 self._merged[name] = _share(plain)
                 self._pairs[name] = self._own_weights(name)
-                self.refresh(name)
 
     def tensors(self, policy: str) -> dict[str, nn.Parameter]:
         """The adapter's own tensors under the names that PEFT saves them by."""
@@ -136,7 +135,7 @@ class LoraWeights:
         return self._model
 
     def sampling_module(self, policy: str) -> PreTrainedModel:
-        """The model to sample this policy from, with the weights of the last `refresh`."""
+        """The model to sample this policy from, with the weights of the last `refresh`; none before the first."""
         return self._merged[policy] if self._merged else self.module(policy)
 
     @contextmanager
