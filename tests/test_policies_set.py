@@ -171,9 +171,12 @@ def test_replies_carry_prompt_text_and_end(policies):
 
 def test_an_adapter_is_merged_once_while_policies_are_loaded(model_dir, monkeypatch):
     merged, refresh = [], LoraWeights.refresh
-    monkeypatch.setattr(
-        LoraWeights, "refresh", lambda self, name: merged.append(name) or refresh(self, name)
-    )
+
+    def noted(weights, policy):
+        merged.append(policy)
+        refresh(weights, policy)
+
+    monkeypatch.setattr(LoraWeights, "refresh", noted)
     policies = some_policies(model_dir, merge=True)
     assert sorted(merged) == sorted(policies.names)
 
