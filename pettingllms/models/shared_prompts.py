@@ -431,7 +431,7 @@ def alike(lengths: Sequence[int], fused: bool) -> list[list[int]]:
 
 
 _WORTH_A_GROUP = {True: 2048, False: 128}
-"""Plain products take longer for each score, and their rows are cut into small pieces anyway."""
+"""By `fused`: plain products take longer for each score, and their rows are cut into small pieces anyway."""
 
 
 def _padded(rows: Sequence[Sequence[int]], width: int) -> torch.Tensor:
