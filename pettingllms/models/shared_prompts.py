@@ -154,12 +154,12 @@ class PackedLayout:
         keep_prompts: bool = False,
     ) -> None:
         self._prompts, self._device = prompts, device
-        # A completion of one token has none that anything follows.
-        self._owned = [
+        # With its prompt. A completion of one token has none that anything follows.
+        self._replies = [
             (reply, u) for u, rest in enumerate(completions) for reply in rest if reply.places
         ]
         self._keep_prompts = keep_prompts
-        whole = [reply.behind + len(reply.places) for reply, _ in self._owned]
+        whole = [reply.behind + len(reply.places) for reply, _ in self._replies]
         self._longest = max(*map(len, prompts), *whole, 0)
         self._padded: dict[bool, tuple[list[Texts], torch.Tensor]] = {}
         self._places: Places | None = None
@@ -198,7 +198,7 @@ class PackedLayout:
         texts, places, first = list[Texts](), dict[int, int](), 0
         for members in [[*range(len(lengths))]] if self._keep_prompts else alike(lengths, fused):
             prompts = {u: self._prompts[u] for u in members}
-            replies = [(reply, prompts[u]) for reply, u in self._owned if u in prompts]
+            replies = [(reply, prompts[u]) for reply, u in self._replies if u in prompts]
             for text, rows in _padded_texts([*prompts.values()], replies, dtype, fused):
                 places_of = (part if part is None else part.to(self._device) for part in text)
                 texts.append(Texts(*places_of))  # type: ignore[arg-type]
@@ -210,8 +210,8 @@ class PackedLayout:
 
     @cached_property
     def _unpadded(self) -> _Unpadded:
-        seen = [self._prompts[u][: reply.behind] for reply, u in self._owned]
-        replies = [reply.places for reply, _ in self._owned]
+        seen = [self._prompts[u][: reply.behind] for reply, u in self._replies]
+        replies = [reply.places for reply, _ in self._replies]
         return _Unpadded([()] * len(self._prompts) + seen, [*self._prompts, *replies], self._device)
 
 

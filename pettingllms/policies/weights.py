@@ -135,7 +135,7 @@ class LoraWeights:
         return self._model
 
     def sampling_module(self, policy: str) -> PreTrainedModel:
-        """The model to sample this policy from, with the weights of the last `refresh`; none before the first."""
+        """The model to sample this policy from, with the weights of the last `refresh`, which publishing calls."""
         return self._merged[policy] if self._merged else self.module(policy)
 
     @contextmanager
