@@ -47,6 +47,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return f"mark.{mark}" not in collection_path.read_text(encoding="utf-8") or None
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than cores: much of the time of a test is that of programs in a sandbox."""
+    return 1 + (os.cpu_count() or 1)
+
+
 @pytest.fixture(autouse=True)
 def _fixed_torch_seed() -> None:
     if torch := sys.modules.get("torch"):
