@@ -36,13 +36,6 @@ def hit(actor: str, number: signal.Signals) -> None:
     "settings",
     [
         {
-            "env": "coding",
-            "method": "rae",
-            "train_roles": "tester",
-            "num_iterations": 2,
-            "max_num_gen_batches": 2,
-        },
-        {
             "env": "plan_path",
             "policy_settings": {"planner": {"full": True}},
             "difficulty_pools": {"height": [4, 6], "width": [4, 6]},
@@ -54,7 +47,6 @@ def hit(actor: str, number: signal.Signals) -> None:
         },
     ],
     ids=[
-        "stateful-frozen-role-dynamic-sampling",
         "two-bases-pools",
         "program-conversation",
     ],
@@ -106,8 +98,15 @@ def test_several_workers_and_killed_workers_and_learners_change_no_bit(ray):
             case 2:
                 hit("RolloutWorker", signal.SIGKILL)
 
-    settings: dict[str, Any] = {"env": "coding", "tasks_per_step": 2}
-    settings |= {"method": "grpo", "beta": 0.01}  # also the base is asked for its likelihoods
+    settings: dict[str, Any] = {
+        "env": "coding",
+        "method": "rae",  # which keeps a state
+        "train_roles": "tester",
+        "beta": 0.01,  # also the base is asked for its likelihoods
+        "num_iterations": 2,
+        "max_num_gen_batches": 2,
+        "tasks_per_step": 2,
+    }
     disturbed = run(ray, 3, before, workers=2, **settings)
     assert disturbed == run(None, 3, **settings)
     assert eventually(lambda: not actors("RolloutWorker", "Learner"))

@@ -35,7 +35,7 @@ from tests.test_trl_parity import (
     trl_loss,
     trl_trainer,
 )
-from tests.vllm_policies import OPTIONS
+from tests.vllm_policies import OPTIONS, stir
 
 pytestmark = [
     pytest.mark.real,
@@ -191,17 +191,21 @@ def test_an_adapter_answers_in_plain_peft_with_the_same_tokens(stopped, folder):
 
 
 @pytest.mark.vllm
-def test_an_adapter_answers_in_vllm_with_the_same_tokens(stopped, folder):
+def test_an_adapter_answers_in_vllm_with_the_same_tokens(folder, tmp_path):
     pytest.importorskip("vllm")
-    adapters = {"adapters": stopped / "adapters"}
-    expected = greedy(load_policies(folder, ROLES, **adapters))
+    here = load_policies(folder, ROLES, lora_r=4, dtype="float32")
+    for seed, role in enumerate(ROLES):
+        stir(here, role, seed, scale=0.02)
+        here.save(role, tmp_path / role)
+    expected = greedy(here)
+    assert len({reply.token_ids for reply in expected.values()}) == len(ROLES)
     engine = SamplerSettings("vllm", {**OPTIONS, "max_model_len": 512})
-    policies = load_policies(folder, ROLES, dtype="float32", sampler=engine, **adapters)
+    there = load_policies(folder, ROLES, dtype="float32", sampler=engine, adapters=tmp_path)
     try:
-        for role, reply in greedy(policies).items():
+        for role, reply in greedy(there).items():
             assert reply.token_ids == expected[role].token_ids, role
     finally:
-        policies.close()
+        there.close()
 
 
 def test_a_served_role_answers_with_its_own_adapter(stopped, folder):
