@@ -47,6 +47,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return f"mark.{mark}" not in collection_path.read_text(encoding="utf-8") or None
 
 
+def pytest_collection_finish() -> None:
+    """Spares what was imported, none of it garbage, the searches for garbage; pytest ends with five, Python with more."""
+    gc.freeze()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """One process more than cores: much of the time of a test is that of programs in a sandbox."""

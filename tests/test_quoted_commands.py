@@ -130,7 +130,7 @@ WITH_GAMES = [
 WITH_SMOLLM2 = [
     "prompts --replies 1 --envs math --kinds small --out made/prompts.json",
     "hindsight --envs read --tasks 1 --out made/hindsight.json",
-    "sweet --tasks 3 --out made/sweet.json",
+    "sweet --tasks 2 --out made/sweet.json",
 ]
 """Commands that load a pretrained model: `make test-real`."""
 ON_RAY = [
@@ -223,6 +223,7 @@ SMALLEST = {
     "benchmarks.step.SEEDS": [51],
     "benchmarks.sweet.HELD_OUT": 1,
     "benchmarks.sweet.PAIRS": 1,
+    "benchmarks.sweet.REPLIES": 4,
     "benchmarks.sweet.SETTINGS": {"dtype": "float32"},  # bfloat16 is slow on many processors
     "benchmarks.trust.TASKS": 30,
     "benchmarks.warm.START_TOKENS": 1,

@@ -1,5 +1,6 @@
 """The commands: one module each, which reads options, calls the package and prints."""
 
+import atexit
 import gc
 import os
 import time
@@ -22,6 +23,7 @@ def busy(cores: int) -> bool:
 
 # Importing torch and transformers makes 400,000 objects; to look for garbage after every 700 would take a quarter of that time.
 gc.set_threshold(50_000)
+atexit.register(gc.freeze)  # to look for it once more at the end takes a second
 
 # Read when torch is imported. Threads that spin while they wait for each other make a step of SmolLM2 twice as fast on idle
 # cores, and three times as slow beside two busy processes (two cores each).
