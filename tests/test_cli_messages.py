@@ -308,3 +308,16 @@ def test_threads_of_commands_sleep_while_they_wait_beside_other_programs() -> No
 
 def test_threads_of_commands_may_spin_where_few_cores_are_busy() -> None:
     assert not cli.busy(cores=10_000)
+
+
+def test_a_command_that_ends_looks_for_no_garbage_among_what_it_imported() -> None:
+    # Handlers run in reverse order: the command's is the first.
+    code = "import atexit, gc; atexit.register(lambda: print(gc.get_count()[0], gc.get_freeze_count()))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; import pettingllms.cli"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    young, frozen = map(int, done.stdout.split())
+    assert young < 100 < frozen

@@ -19,8 +19,6 @@ from pettingllms.types import Sample
 
 logger = logging.getLogger(__name__)
 
-_TOLERANCE = 1e-3
-_LOW_PRECISION_TOLERANCE = 0.25
 # Tokens, in tenths of the vocabulary. The first of a vocabulary are often special ones, with states
 # so large that low precision leaves nothing to compare.
 _PROMPTS = ((5, 6, 7, 8, 9), (7, 5, 4))
@@ -63,7 +61,7 @@ def check_head(model: PreTrainedModel) -> None:
     theirs = model(input_ids=ids, use_cache=False).logits.float()
     ours = logits(model, model.base_model(input_ids=ids, use_cache=False).last_hidden_state)
     difference = float((theirs - ours.float()).abs().max())
-    if not difference <= (_LOW_PRECISION_TOLERANCE if _is_low(model) else _TOLERANCE):
+    if not difference <= _tolerance(model):
         raise ConfigError(
             f"models of type {model.config.model_type!r} change their logits in a way that is not "
             f"known here (a trial differs by {difference:.2g}); choose another model, or report it"
@@ -96,7 +94,7 @@ def check_cache(model: PreTrainedModel) -> None:
         reason = f"a trial differs by {difference:.2g}"
     except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
         difference, reason = float("nan"), str(error).splitlines()[0]
-    if not difference <= (_LOW_PRECISION_TOLERANCE if _is_low(model) else _TOLERANCE):
+    if not difference <= _tolerance(model):
         raise ConfigError(
             f"models of type {model.config.model_type!r} cannot be sampled here, because they do "
             f"not keep their past in transformers' own cache ({reason}); use vLLM (--sampler vllm, "
@@ -104,8 +102,8 @@ def check_cache(model: PreTrainedModel) -> None:
         )
 
 
-def _is_low(model: PreTrainedModel) -> bool:
-    return model.dtype in (torch.bfloat16, torch.float16)
+def _tolerance(model: PreTrainedModel) -> float:
+    return 0.25 if model.dtype in (torch.bfloat16, torch.float16) else 1e-3
 
 
 def _misfit(model: PreTrainedModel) -> str | None:
@@ -141,7 +139,7 @@ def _trial(model: PreTrainedModel) -> str | None:
     ours_XV, own_XV = (torch.cat(rows) for rows in zip((packed_MV, flat_MV), next_RV, strict=True))
     difference = _difference(ours_XV, own_XV)
     # Written so that a difference of nan counts as a misfit, too.
-    if not difference <= (_LOW_PRECISION_TOLERANCE if _is_low(model) else _TOLERANCE):
+    if not difference <= _tolerance(model):
         return f"a trial differed by {difference:.2g}"
     return None
 
