@@ -44,6 +44,7 @@ def verdicts(sandbox, task, programs):
 # Generated tasks
 
 
+@pytest.mark.slow
 @SPLITS
 def test_references_pass_their_hidden_tests_and_every_mutant_fails_one(split, sandbox):
     forms = set()

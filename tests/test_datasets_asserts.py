@@ -151,6 +151,7 @@ def test_results_of_one_program_do_not_depend_on_its_company(judge):
     assert judge(row, *reversed(programs)) == [*reversed(programs.values())]
 
 
+@pytest.mark.slow
 def test_values_that_keep_the_judge_busy_cost_their_program_alone(judge):
     row = mbpp("assert sum(1 for _ in range(f(1))) == 3")
     endless, good = "def f(x):\n    return 10 ** 15", "def f(x):\n    return 3"

@@ -35,7 +35,7 @@ REFUSED = {
     "object": "!!python/object:os.system {}",
     "cycle": "&a [*a]",
     "alias": "[&a 1, *a]",
-    "depth": "[" * 2000,
+    "depth": "[" * 1000,
     "escape beyond unicode": r'"\UFFFFFFFF"',
     "key": "{[a]: 1}",
 }

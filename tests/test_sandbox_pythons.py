@@ -33,6 +33,7 @@ def interpreter(version: str) -> str | None:
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["3.12", "3.13", "3.14"])
 def test_another_python_passes_the_self_check(version: str):
     python = interpreter(version)

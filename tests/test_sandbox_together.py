@@ -115,7 +115,9 @@ FUNCTIONS = {
 ARGUMENTS = ("[[1, 2]]", "[[]]", "[1]", "{}", "not JSON", "[[3, 4, 5, 6, 7, 8]]", "[]")
 
 
-@pytest.mark.parametrize("name", SIMPLE)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "slow")) for n in SIMPLE]
+)
 def test_a_simple_program_gives_what_it_gives_in_a_process_of_its_own(sandbox, name) -> None:
     cases = [Case(text) for text in STDINS]
     # What is slow ends within its limit on slow machines, too, and on fast ones not within a shared process's.
@@ -145,6 +147,7 @@ def test_idioms_of_honest_programs_give_what_they_give_in_processes_of_their_own
         assert list(map(verdict, shared)) == list(map(verdict, alone)), program
 
 
+@pytest.mark.slow
 def test_generated_tasks_are_judged_as_in_processes_of_their_own(sandbox) -> None:
     for seed in range(8):
         task = coding.generate(seed, "train")

@@ -54,7 +54,7 @@ def test_a_right_reference_is_kept_whatever_it_leaves_behind(name, sandbox):
         ("", "has no reference solution"),
         ("print(0)", r"fails tests\[1\]: ok, gave '0\\n', expected '2'"),
         ("print(2 * int(input()))\n1 / 0", r"fails tests\[0\]: error"),
-        ("while True: pass", r"fails tests\[0\]: cpu_limit"),
+        pytest.param("while True: pass", r"fails tests\[0\]: cpu_limit", marks=pytest.mark.slow),
     ],
 )
 def test_a_wrong_reference_is_refused_with_the_test_that_it_fails(reference, why, sandbox):
