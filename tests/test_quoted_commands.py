@@ -236,6 +236,8 @@ LAST = {
     "pettingllms.cli.view": "",
 }
 """Words that end the commands of the package which experiments start."""
+NOT_COPIED = shutil.ignore_patterns("out", "__pycache__")
+"""Results of runs, and what other processes may be compiling."""
 OPTIONS = {"--peer": "needs gym-sokoban"}
 """Options that no test gives."""
 
@@ -338,7 +340,7 @@ def test_marked_commands_run_with_their_smallest_settings(
 @pytest.mark.timeout(1800)
 def test_a_revision_trains_the_same_bytes_as_itself(tmp_path: Path) -> None:
     for name in ("benchmarks", "pettingllms"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("out"))
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=NOT_COPIED)
     # A repository of its own: a shallow clone and an unpacked archive have no revisions to name.
     git = ["git", "-c", "user.name=ci", "-c", "user.email=ci@localhost"]
     for words in (["init", "-q"], ["add", "pettingllms"], ["commit", "-qm", "all"]):
@@ -352,7 +354,7 @@ def test_a_revision_trains_the_same_bytes_as_itself(tmp_path: Path) -> None:
 def _failures(commands: Sequence[str], folder: Path) -> dict[str, str]:
     """Command -> why it failed, of those that did. They write into a copy of their folders."""
     for name in ("benchmarks", "docs", "sandbox", "tests"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("out"))
+        shutil.copytree(ROOT / name, folder / name, ignore=NOT_COPIED)
     (folder / "README.md").write_text((ROOT / "README.md").read_text())
     calls = [[f"benchmarks.{module}", *words] for module, *words in map(shlex.split, commands)]
     started = {command[0] for command in calls} | {"benchmarks.warm", "benchmarks.priming.prime"}
