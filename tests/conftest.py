@@ -48,7 +48,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_finish() -> None:
-    """Spares what was imported, none of it garbage, the searches for garbage; pytest ends with five, Python with more."""
+    """Keeps the search for garbage away from what was imported: pytest searches five times when it ends."""
     gc.freeze()
 
 
