@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.clients, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[1]
 FRAMEWORKS = Path(os.environ.get("FRAMEWORKS_PATH", ROOT / ".venv-frameworks")).resolve()
 STEPS = 2
-"""With seed 1 every role plays in one of them; often the first role ends the episode."""
+"""With seed 1 every role plays in one of them; a first role can end the episode alone."""
 TEMPLATE = """{% if tools %}<|im_start|>system
 <tools>{% for tool in tools %}{{ tool | tojson }}
 {% endfor %}</tools><|im_end|>
