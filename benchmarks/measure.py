@@ -80,7 +80,7 @@ def weights(options: argparse.Namespace) -> LoraWeights:
             model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     nn.Module.to(model.eval(), device)  # transformers' own `to` is not typed
     share_prompts(model)
-    merge = dtype == torch.float32 and model.get_memory_footprint() <= MERGE_LIMIT_BYTES
+    merge = dtype != torch.float32 or model.get_memory_footprint() <= MERGE_LIMIT_BYTES
     config = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
     lora = LoraWeights(model, options.model or "random", {POLICY: config}, seed=0, merge=merge)
     with torch.no_grad():
@@ -243,12 +243,13 @@ def product_seconds(run: Callable[[], object], device: str) -> float:
             for seen, (shape, _, dtype) in zip(products.places[key], shapes, strict=True)
         ]
         tensors = [
-            [
-                torch.empty_strided(shape, stride, dtype=dtype, device=device).normal_()
-                for _ in range(copied)
-            ]
-            for (shape, stride, dtype), copied in zip(shapes, copies, strict=True)
+            [torch.empty_strided(*places, dtype=dtype, device=device) for _ in range(copied)]
+            for (*places, dtype), copied in zip(shapes, copies, strict=True)
         ]
+        for first, *others in tensors:
+            first.normal_()
+            for other in others:  # drawing takes ten times as long as copying
+                other.copy_(first)
         product = partial(_product, operation, [cycle(several) for several in tensors])
         total += count * min(_timed(product, device, max(copies)) for _ in range(3))
     return total

@@ -134,7 +134,10 @@ def _row(
         generator = LengthGenerator(lengths, END_ID, longest)
         ends.append(Lengths(lengths, END_ID, longest))
     adapted, sampled = policies.module(POLICY), policies.sampling_module(POLICY)
-    modules = {"adapter": adapted} | ({} if sampled is adapted else {"plain": sampled})
+    half = adapted.dtype != torch.float32
+    modules = {"adapter": sampled if half else adapted}
+    if not half and sampled is not adapted:
+        modules["plain"] = sampled
     contestants: dict[str, Callable[[], object]] = {}
     for name, module in modules.items():
         contestants[f"sampler, {name}"] = partial(

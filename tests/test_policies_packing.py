@@ -322,11 +322,20 @@ def test_rows_of_plain_products_hold_few_scores_that_no_token_needs():
         texts, _ = layout._rows(torch.bfloat16, fused)
         return sum(text.query_BT.numel() * text.seen_BS.shape[1] for text in texts)
 
-    seen = sum(p * p + sum(n * (p + n) for n in lengths) for p in prompts)
+    seen = sum(p * p / 2 + sum(n * (p + n) for n in lengths) for p in prompts)
     assert seen <= scores(fused=False) <= 1.25 * seen < 0.6 * scores(fused=True)
 
 
-def test_only_updates_in_bfloat16_of_short_rows_attend_by_plain_products(monkeypatch):
+def test_few_scores_of_a_long_prompt_in_plain_products_are_hidden():
+    (prompt,) = prompts = [range(1000)]
+    layout = PackedLayout(prompts, [()], torch.device("cpu"))
+    texts, order = layout._rows(torch.bfloat16, fused=False)
+    scores = sum(text.query_BT.numel() * text.seen_BS.shape[1] for text in texts)
+    assert scores <= 1.15 * len(prompt) ** 2 / 2
+    assert order.tolist() == [*prompt]
+
+
+def test_only_short_rows_in_bfloat16_attend_by_plain_products(monkeypatch):
     taken: list[torch.dtype] = []
 
     def noted(places, scale, query, *states):
@@ -336,11 +345,10 @@ def test_only_updates_in_bfloat16_of_short_rows_attend_by_plain_products(monkeyp
     monkeypatch.setattr(shared_prompts, "products", noted)
     model, (batch,) = sharing_model(), microbatches(MIXED, 1000, packed=True)
     batch_logprobs(model, batch)
+    assert not taken
     half = model.to(torch.bfloat16)
     with torch.no_grad():
         batch_logprobs(half, batch)
-    assert not taken
-    batch_logprobs(half, batch)
     assert set(taken) == {torch.bfloat16}
     taken.clear()
     (long,) = microbatches([a_sample([7] * 1100, [8, 9])], 5000, packed=True)

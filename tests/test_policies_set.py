@@ -181,6 +181,28 @@ def test_an_adapter_is_merged_once_while_policies_are_loaded(model_dir, monkeypa
     assert sorted(merged) == sorted(policies.names)
 
 
+@torch.no_grad()
+def test_in_half_precision_a_policy_is_sampled_as_it_was_published(model_dir):
+    policies = some_policies(model_dir, dtype="bfloat16")
+    for seed, policy in enumerate(("a", "tester")):
+        stir(policies, policy, seed=seed)
+    weights, ids = policies.bases[0].weights, torch.tensor([[1, 2, 3, 4, 5]])
+
+    def says(module):
+        return module(ids).logits
+
+    published = {name: says(weights.sampling_module(name)) for name in ("a", "tester")}
+    assert not torch.equal(*published.values())
+    for name, logits in published.items():
+        assert torch.equal(says(weights.module(name)), logits)
+    for parameter in policies.parameters("a"):
+        parameter.add_(0.1)
+    assert torch.equal(says(weights.sampling_module("a")), published["a"])
+    policies.publish("a")
+    assert torch.equal(says(weights.sampling_module("a")), says(weights.module("a")))
+    assert not torch.equal(says(weights.module("a")), published["a"])
+
+
 def test_fresh_adapters_answer_as_the_base_and_do_not_depend_on_their_order(model_dir):
     one = load_policies(model_dir, {"coder": "a"}, lora_r=4, lora_alpha=8, seed=3)
     two = load_policies(model_dir, {"tester": "tester", "coder": "a"}, lora_r=4, seed=3)

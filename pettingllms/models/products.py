@@ -27,7 +27,7 @@ class Texts(NamedTuple):
     seen_BS: torch.Tensor
     """Places of those that they see."""
     mask_B1TS: torch.Tensor | None
-    """Added to the scores; None for the causal mask of rows padded on the right."""
+    """Added to the scores; None for the causal mask, in which the last one sees the last."""
 
 
 class _Rows(NamedTuple):
@@ -69,7 +69,8 @@ class Places:
         for query_BT, seen_BS, mask in texts:
             (rows, length), seen = query_BT.shape, seen_BS.shape[1]
             if mask is None:
-                mask = torch.full((length, seen), float("-inf"), dtype=torch.bfloat16).triu(1)
+                mask = torch.full((length, seen), float("-inf"), dtype=torch.bfloat16)
+                mask = mask.triu(1 + seen - length)
             size = max(1, _CACHED_SCORES // (heads * length * seen))
             pieces += zip(
                 _of_heads(query_BT, heads).view(rows * shared, -1).split(size * shared),

@@ -141,8 +141,7 @@ class PackedLayout:
         prompts: the places of each prompt's tokens in the list.
         completions: for each prompt those that follow it.
         device: where the model is.
-        keep_prompts: pad all prompts to one length, and keep their keys and values of each layer in
-            `prompt_states`.
+        keep_prompts: keep the prompts' keys and values of each layer in `prompt_states`, padded to one length.
     """
 
     def __init__(
@@ -158,7 +157,8 @@ class PackedLayout:
         self._replies = [
             (reply, u) for u, rest in enumerate(completions) for reply in rest if reply.places
         ]
-        self._keep_prompts = keep_prompts
+        width = max(map(len, prompts), default=0)
+        self._kept_UP = _padded(prompts, width).to(device) if keep_prompts else None
         whole = [reply.behind + len(reply.places) for reply, _ in self._replies]
         self._longest = max(*map(len, prompts), *whole, 0)
         self._padded: dict[bool, tuple[list[Texts], torch.Tensor]] = {}
@@ -172,7 +172,12 @@ class PackedLayout:
         query_NHD, key_NhD, value_NhD = (
             states[0].transpose(0, 1) for states in (query, key, value)
         )
-        if not self._keep_prompts and _flash(query_NHD):
+        if self._kept_UP is not None:
+            self.prompt_states[layer] = (
+                _take(key_NhD, self._kept_UP),
+                _take(value_NhD, self._kept_UP),
+            )
+        elif _flash(query_NHD):
             return self._unpadded.attend(query_NHD, key_NhD, value_NhD, scale)[None]
         fused = not _products_are_faster(query_NHD, self._longest)
         if fused not in self._padded:  # the same in all layers
@@ -185,8 +190,6 @@ class PackedLayout:
         outputs = list[torch.Tensor]()
         for text in texts:
             key_BhSD, value_BhSD = (_take(states, text.seen_BS) for states in (key_NhD, value_NhD))
-            if self._keep_prompts:
-                self.prompt_states.setdefault(layer, (key_BhSD, value_BhSD))
             query_BHTD = _take(query_NHD, text.query_BT)
             out_BHTD = _attend(query_BHTD, key_BhSD, value_BhSD, text.mask_B1TS, scale)
             outputs.append(out_BHTD.transpose(1, 2).flatten(0, 1))
@@ -196,7 +199,7 @@ class PackedLayout:
         """The padded rows, and where each token of the flat list stands in them."""
         lengths = [*map(len, self._prompts)]
         texts, places, first = list[Texts](), dict[int, int](), 0
-        for members in [[*range(len(lengths))]] if self._keep_prompts else alike(lengths, fused):
+        for members in alike(lengths, fused):
             prompts = {u: self._prompts[u] for u in members}
             replies = [(reply, prompts[u]) for reply, u in self._replies if u in prompts]
             for text, rows in _padded_texts([*prompts.values()], replies, dtype, fused):
@@ -342,8 +345,11 @@ def _padded_texts(
 ) -> Iterator[tuple[Texts, list[_Row]]]:
     """Prompts of similar length, then their completions, in groups of similar length, with what each row is for."""
     width = max(map(len, prompts))
-    prompt_UP = _padded(prompts, width)
-    yield Texts(prompt_UP, prompt_UP, None), [_Row(prompt, 0) for prompt in prompts]
+    prompt_UP, step = _padded(prompts, width), width if fused else _BLOCK
+    for start in range(0, width, step):
+        end = min(start + step, width)
+        rows = [_Row(prompt[start:end], 0) for prompt in prompts]
+        yield Texts(prompt_UP[:, start:end], prompt_UP[:, :end], None), rows
     ends = [(reply, prompt) for reply, prompt in replies if reply.behind == len(prompt)]
     inner = [(reply, prompt) for reply, prompt in replies if reply.behind < len(prompt)]
     groups = [(ends, width)]
@@ -406,8 +412,7 @@ def _products_are_faster(states: torch.Tensor, longest: int) -> bool:
     With 60 tokens behind 100 three times as fast, with 400 behind 600 as fast, with 800 behind 1200 half as fast
     (SmolLM2's heads, AMX).
     """
-    trained = states.requires_grad and states.is_cpu and states.dtype == torch.bfloat16
-    return trained and longest <= 1024
+    return states.is_cpu and states.dtype == torch.bfloat16 and longest <= 1024
 
 
 def alike(lengths: Sequence[int], fused: bool) -> list[list[int]]:
@@ -430,6 +435,8 @@ def alike(lengths: Sequence[int], fused: bool) -> list[list[int]]:
     return [sorted(group) for group in groups]
 
 
+_BLOCK = 128
+"""Tokens of a prompt that are seen by those behind them in plain products, which otherwise compute all of a square."""
 _WORTH_A_GROUP = {True: 2048, False: 128}
 """By `fused`: plain products take longer for each score, and their rows are cut into small pieces anyway."""
 

@@ -59,7 +59,8 @@ def load_policies(
         device: None: cuda or mps where present, else the CPU.
         seed: of the adapters' first weights, together with each policy's name.
         gradient_checkpointing: recompute activations in the backward pass.
-        merge: sample from merged copies of adapted weights; None: for float32 bases <= 1 GiB.
+        merge: sample from modules of the policies' own, in float32 with copies of merged weights; None: unless
+            these are of more than 1 GiB.
         chat_template_kwargs: passed on to the chat template.
         adapters: folder with a folder for each policy, or policy -> folder; they decide their rank.
         sampler: the engine that samples; transformers by default.
@@ -140,8 +141,7 @@ def open_base(
     if full:
         weights = FullWeights(base, spec.name, names, reference=reference, sampling_dtype=compute)
     else:
-        # Merged copies are for sampling in this process; other engines would only pay for their
-        # memory.
+        # These are for sampling in this process; other engines would only pay for their memory.
         weights, rank = _adapters(base, spec, policies, seed, here and merge)
     pad_id = chats[names[0]].pad_id
     switch = switch_of(base.config)
@@ -178,7 +178,7 @@ def _adapters(
     }
     if merge is None:
         small = base.get_memory_footprint() <= MERGE_LIMIT_BYTES
-        merge = small and base.dtype == torch.float32 and not quantized(base)
+        merge = (small or base.dtype != torch.float32) and not quantized(base)
     float32 = spec.adapter_dtype == "float32"
     try:
         weights = LoraWeights(base, spec.name, configs, seed=seed, merge=merge, float32=float32)

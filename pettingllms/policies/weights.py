@@ -38,7 +38,7 @@ from pettingllms.errors import ConfigError
 from pettingllms.registry import names_in
 
 MERGE_LIMIT_BYTES = 1 << 30
-"""Bases up to this size are sampled from merged copies; larger ones through their adapters."""
+"""float32 bases up to this size are sampled from merged copies; larger ones through PEFT's layers."""
 _SWITCHING = threading.Lock()
 """Held while adapters are switched: a thread must not compute with those of half the layers."""
 CONFIG_FILE = "adapter_config.json"
@@ -52,8 +52,10 @@ class LoraWeights:
     Three things are not left to PEFT. Each adapter's tensors are listed once, at creation, because
     `set_adapter` and `disable_adapter` change `requires_grad`, so lists made later can miss some.
     Each adapter is seeded by its own name, so that its first weights do not depend on how many
-    others there are. Merged weights are computed beside the base, never in it, because merging in
-    place and back changes the base a little every time.
+    others there are. Policies are sampled from modules of their own, which share the base: in float32
+    with merged weights, which are computed beside the base, because merging in place and back changes
+    it a little every time; in half precision, which would round small updates of a merged weight away,
+    with a copy of the adapter, because PEFT's layers take as long as their products with a few rows.
 
     Args:
         model: the base on its device; adapters are injected into it.
@@ -61,9 +63,7 @@ class LoraWeights:
         configs: policy -> PEFT configuration.
         seed: of the adapters' first weights.
         float32: keep adapters in float32, whatever the base has; else in the base's dtype.
-        merge: sample from merged copies of the adapted weights. Costs one copy of these per
-            policy. In bfloat16 a merged weight would round small updates away, so only float32
-            bases are worth merging.
+        merge: sample from such modules. In float32 this costs one copy of the adapted weights per policy.
     """
 
     full = False
@@ -112,12 +112,14 @@ class LoraWeights:
                 _in_half_precision(layer)
         self._tensors = {name: self._adapter_tensors(name) for name in configs}
         self._active: str | None = None
-        self._merged: dict[str, PreTrainedModel] = {}
-        self._pairs: dict[str, list[tuple[Any, nn.Parameter]]] = {}
+        self._sampled: dict[str, PreTrainedModel] = {}
+        self._pairs: dict[str, list[tuple[Any, Any]]] = {}
         if plain is not None:
             for name in configs:
-                self._merged[name] = _share(plain)
-                self._pairs[name] = self._own_weights(name)
+                sampled = self._sampled[name] = _share(plain)
+                self._pairs[name] = [
+                    (layer, _own(sampled, path)) for path, layer in self._layers(name)
+                ]
 
     def tensors(self, policy: str) -> dict[str, nn.Parameter]:
         """The adapter's own tensors under the names that PEFT saves them by."""
@@ -136,7 +138,7 @@ class LoraWeights:
 
     def sampling_module(self, policy: str) -> PreTrainedModel:
         """The model to sample this policy from, with the weights of the last `refresh`, which publishing calls."""
-        return self._merged[policy] if self._merged else self.module(policy)
+        return self._sampled[policy] if self._sampled else self.module(policy)
 
     @contextmanager
     def reference(self) -> Iterator[PreTrainedModel]:
@@ -149,11 +151,14 @@ class LoraWeights:
 
     @torch.no_grad()
     def refresh(self, policy: str) -> None:
-        """Recomputes base + adapter into the policy's merged copy, if it has one."""
-        for layer, merged in self._pairs.get(policy, ()):
-            delta = layer.get_delta_weight(_inside(policy))
-            # The sampling module holds this tensor, so that it sees the change by itself.
-            torch.add(layer.get_base_layer().get_parameter("weight"), delta, out=merged.data)
+        """Brings the module that the policy is sampled from up to date, if it has one of its own."""
+        adapter = _inside(policy)
+        for layer, own in self._pairs.get(policy, ()):
+            if isinstance(own, _Adapted):
+                own.copy(layer, adapter)
+            else:
+                weight, delta = layer.get_base_layer().weight, layer.get_delta_weight(adapter)
+                torch.add(weight, delta, out=own.weight.data)
 
     def save(self, policy: str, directory: Path) -> None:
         """Writes the adapter as PEFT does, atomically."""
@@ -185,18 +190,6 @@ class LoraWeights:
             for lora in ("lora_A", "lora_B")
         }
 
-    def _own_weights(self, policy: str) -> list[tuple[Any, nn.Parameter]]:
-        """Allocates the merged copy's weights that this policy adapts; pairs them with their layers."""
-        pairs: list[tuple[Any, nn.Parameter]] = []
-        for path, layer in self._layers(policy):
-            weight_OI = layer.get_base_layer().get_parameter("weight")
-            # Products of few rows with a matrix read it faster in this order.
-            weight_IO = torch.empty_like(weight_OI.T, memory_format=torch.contiguous_format)
-            merged = nn.Parameter(weight_IO.T, False)
-            self._merged[policy].get_submodule(path).weight = merged
-            pairs.append((layer, merged))
-        return pairs
-
     def _layers(self, policy: str) -> list[tuple[str, LoraLayer]]:
         """The layers that this policy adapts, with their paths.
 
@@ -217,6 +210,42 @@ class LoraWeights:
                     )
                 layers.append((path, layer))
         return layers
+
+
+class _Adapted(nn.Module):
+    """A linear layer with a copy of an adapter beside it, in the layer's precision; only for sampling."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def copy(self, trained: Any, adapter: str) -> None:
+        """Takes the adapter's weights as they are now."""
+        weight, self.scale = self.layer.get_parameter("weight"), trained.scaling[adapter]
+        self.down_RI = trained.lora_A[adapter].weight.to(weight, copy=True)
+        self.up_RO = trained.lora_B[adapter].weight.to(weight, copy=True).T
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The layer's product plus the adapter's."""
+        result: torch.Tensor = self.layer(x)
+        inner = nn.functional.linear(x, self.down_RI)
+        # In place: a copy of the layer's product takes as long as the adapter's.
+        result.view(-1, result.shape[-1]).addmm_(inner.flatten(0, -2), self.up_RO, alpha=self.scale)
+        return result
+
+
+def _own(model: nn.Module, path: str) -> nn.Module:
+    """Gives a module that shares its base a layer of its own, which is returned."""
+    layer = model.get_submodule(path)
+    weight_OI = layer.get_parameter("weight")
+    if weight_OI.dtype != torch.float32:
+        layer = _Adapted(layer)
+        model.set_submodule(path, layer)
+        return layer
+    # Products of few rows with a matrix read it faster in this order.
+    weight_IO = torch.empty_like(weight_OI.T, memory_format=torch.contiguous_format)
+    layer.weight = nn.Parameter(weight_IO.T, False)
+    return layer
 
 
 def linear_layers(model: PreTrainedModel) -> list[tuple[str, nn.Linear]]:
@@ -529,11 +558,8 @@ class _HalfPrecision(LoraVariant):
         )
         inner = nn.functional.linear(module.lora_dropout[active_adapter](x), down)
         scale = module.scaling[active_adapter]
-        # In place: a copy of the base's product takes as long as this one.
-        if not torch.is_grad_enabled():
-            result.view(-1, up.shape[0]).addmm_(inner.flatten(0, -2), up.T, alpha=scale)
-            return result
-        # A view of the result would be copied by autograd. This copies `up` for each of a batch's rows.
+        # In place: a copy of the base's product takes as long as this one, and autograd would copy a view. This copies
+        # `up` for each of a batch's rows.
         if result.dim() == 3:
             return result.baddbmm_(inner, up.T.expand(len(inner), -1, -1), alpha=scale)
         rows = torch.addmm(result.flatten(0, -2), inner.flatten(0, -2), up.T, alpha=scale)

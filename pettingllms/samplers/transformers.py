@@ -125,8 +125,8 @@ class SharedDecoding:
         self._position_R = lengths_U
         column_P = torch.arange(int(lengths_U.max()), device=device)
         hidden_UP = column_P >= lengths_U[:, None]
-        # None where all prompts are as long, because a mask costs a pass over all scores.
-        self._hidden_U11P = hidden_UP[:, None, None] if bool(hidden_UP.any()) else None
+        mask_UP = torch.zeros(hidden_UP.shape, dtype=model.dtype, device=device)
+        self._mask_U11P = mask_UP.masked_fill_(hidden_UP, float("-inf"))[:, None, None]
         self._states: States = {}
         self._caches: dict[int, tuple[_Cache, _Cache]] = {}
         self._arrange()
@@ -191,8 +191,7 @@ class SharedDecoding:
         self._prompts = [self._prompts[u] for u in live_U.tolist()]
         # `unique` has sorted them, so that a prompt's new place is found by bisection.
         self._owner_R = torch.searchsorted(live_U, self._owner_R)
-        if self._hidden_U11P is not None:
-            self._hidden_U11P = self._hidden_U11P[live_U]
+        self._mask_U11P = self._mask_U11P[live_U]
         for layer, (key_UhPD, value_UhPD) in self._states.items():
             self._states[layer] = key_UhPD[live_U], value_UhPD[live_U]
 
@@ -214,15 +213,17 @@ class SharedDecoding:
         few, width = key_UhPD.shape[1:3]
         query_NGD = (query * scale).reshape(rows * few, heads // few, size)
         score_WKP = self._to_grid(query_NGD, few).bmm(key_UhPD.flatten(0, 1).mT)
-        if self._hidden_U11P is not None:
-            # `unflatten` gives a view, so that this changes the scores themselves.
-            score_WKP.unflatten(0, (-1, few)).masked_fill_(self._hidden_U11P, float("-inf"))
-        scores = self._to_rows(score_WKP, few, heads // few), query_NGD.bmm(key_NTD.mT)
-        # One softmax over the prompt's and the row's own positions, in float32 as in transformers.
-        weight_NGS = torch.cat(scores, -1).softmax(-1, dtype=torch.float32).to(value_NTD.dtype)
-        out_WKD = self._to_grid(weight_NGS[..., :width], few).bmm(value_UhPD.flatten(0, 1))
-        out_NGD = self._to_rows(out_WKD, few, heads // few)
-        out_NGD = out_NGD + weight_NGS[..., width:].bmm(value_NTD)
+        own_WKT = self._to_grid(query_NGD.bmm(key_NTD.mT), few)
+        # A prompt's scores are by far the most: they are moved once, where the row's own join them.
+        score_WKS = own_WKT.new_empty(*own_WKT.shape[:2], width + own_WKT.shape[2])
+        score_WKS[..., width:] = own_WKT
+        score_UhKP, joined_UhKP = (x.unflatten(0, (-1, few)) for x in (score_WKP, score_WKS))
+        torch.add(score_UhKP, self._mask_U11P, out=joined_UhKP[..., :width])
+        # One softmax over the prompt's and the row's own positions; its sums are in float32.
+        weight_WKS = score_WKS.softmax(-1)
+        prompt_WKD = weight_WKS[..., :width].bmm(value_UhPD.flatten(0, 1))
+        weight_NGT = self._to_rows(weight_WKS[..., width:], few, heads // few)
+        out_NGD = self._to_rows(prompt_WKD, few, heads // few) + weight_NGT.bmm(value_NTD)
         return out_NGD.view(rows, 1, heads, size)
 
     def _arrange(self) -> None:
@@ -318,7 +319,7 @@ def open_engine(served: ServedPolicies, settings: SamplerSettings) -> Transforme
 
 
 class TransformersEngine:
-    """Samples from the models that are trained, or from their merged copies."""
+    """Samples from the models that are trained, or from modules beside them that share their base."""
 
     continuous = False
 
@@ -328,7 +329,7 @@ class TransformersEngine:
         """The version of each policy's weights that is sampled from."""
 
     def publish(self, policy: str, version: int) -> None:
-        """Brings the policy's merged copy up to date, if it has one."""
+        """Brings what the policy is sampled from up to date."""
         self._weights.refresh(policy)
         self.versions[policy] = version
 
