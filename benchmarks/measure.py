@@ -191,18 +191,23 @@ class Products(TorchDispatchMode):
         tensors = [a for a in args if torch.is_tensor(a)]
         if operation.overloadpacket in PRODUCTS:
             self._count(operation, tensors)
+        elif operation.name() == "mkldnn::_linear_pointwise":
+            self._count(torch.ops.aten.linear.default, tensors)
         elif "scaled_dot_product" in str(operation):
             for product in _of_attention(tensors, "backward" in str(operation)):
                 self._count(torch.ops.aten.bmm.default, product)
         return operation(*args, **(kwargs or {}))
 
     def _count(self, operation: Any, tensors: Sequence[torch.Tensor]) -> None:
-        key = (operation, *((tuple(a.shape), a.stride(), a.dtype) for a in tensors))
+        # A weight that lies in oneDNN's order counts as it lies elsewhere.
+        strides = [(a.shape[1], 1) if a.is_mkldnn else a.stride() for a in tensors]
+        shapes = [tuple(a.shape) for a in tensors]
+        key = (operation, *zip(shapes, strides, [a.dtype for a in tensors], strict=True))
         self.calls[key] += 1
         places = self.places[key]
         places += [set() for _ in tensors[len(places) :]]
         for seen, tensor in zip(places, tensors, strict=True):
-            seen.add(tensor.data_ptr())
+            seen.add(id(tensor) if tensor.is_mkldnn else tensor.data_ptr())
 
 
 def _of_attention(

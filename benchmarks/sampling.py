@@ -150,7 +150,7 @@ def _row(
     seconds = alternate(contestants, options.rounds, options.device)
     tokens = sum(lengths)
     row: dict[str, Any] = {
-        "parameters": sum(parameter.numel() for parameter in sampled.parameters()),
+        "parameters": sum(parameter.numel() for parameter in adapted.parameters()),
         "K": k,
         "reply tokens": length,
     }

@@ -89,6 +89,16 @@ class Conversation(str):
         return Conversation, (str.__str__(self), self.messages, self.tools)
 
 
+def with_text(prompt: str, before: str = "", behind: str = "") -> str:
+    """Returns a prompt with more text in its first and last messages: templates may refuse two of one role in a row."""
+    if not isinstance(prompt, Conversation):
+        return before + prompt + behind
+    messages = [{**message} for message in prompt.messages]
+    messages[0]["content"] = f"{before}{messages[0]['content']}"
+    messages[-1]["content"] = f"{messages[-1]['content']}{behind}"
+    return Conversation.of(messages, prompt.tools)
+
+
 def _readable(message: Mapping[str, Any]) -> str:
     called = [
         f"{call['function']['name']}({call['function']['arguments']})"

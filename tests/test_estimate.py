@@ -183,6 +183,9 @@ def test_a_gpu_is_named_or_assumed_and_a_cpu_is_measured_where_asked(qwen):
     assert "Time of" not in on_cpu
     assert "--dry-run cpu takes a small step" in on_cpu
     assert number(on_cpu, "base model") == pytest.approx(4 * PARAMETERS, rel=0.02)
+    half = estimate(qwen, "--device", "cpu", "--dtype", "bfloat16", gpu="here")
+    assert number(half, "weights as oneDNN") == number(half, "base model")
+    assert "oneDNN" not in on_cpu
 
 
 @pytest.mark.slow

@@ -191,6 +191,12 @@ def test_in_half_precision_a_policy_is_sampled_as_it_was_published(model_dir):
     def says(module):
         return module(ids).logits
 
+    one, other = (weights.sampling_module(name) for name in ("a", "tester"))
+    buffers = dict(other.named_buffers())
+    assert any(tensor.is_mkldnn for tensor in buffers.values())
+    assert all(
+        tensor is buffers[name] for name, tensor in one.named_buffers()
+    )  # only in memory once
     published = {name: says(weights.sampling_module(name)) for name in ("a", "tester")}
     assert not torch.equal(*published.values())
     for name, logits in published.items():

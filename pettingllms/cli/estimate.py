@@ -301,6 +301,8 @@ def memory(work: Workload) -> tuple[Parts, Parts, Parts]:
             base = (shape.parameters - shape.linear) * width + shape.linear * FOUR_BITS
         weights = {"base model" + (" in 4 bits" if config.load_in_4bit else ""): base}
         weights[f"{policies} adapters, gradients, AdamW"] = float(state)
+        if config.sampler == "transformers" and work.gpu is None and width == 2:
+            weights["weights as oneDNN multiplies them, for sampling"] = base
     if config.sampler == "transformers":
         rows = work.rows * (config.max_completion_length + PROMPT)
         positions = min(DEFAULT_TOKENS_PER_BATCH, rows)

@@ -30,7 +30,7 @@ from pettingllms.rollout.files import TRAJECTORIES
 from pettingllms.rollout.trajectory import Trajectory, in_order
 from pettingllms.samplers.base import Sampler
 from pettingllms.trainers.config import ResolvedConfig
-from pettingllms.types import Completion, Conversation, Request
+from pettingllms.types import Completion, Request, with_text
 
 if TYPE_CHECKING:
     from pettingllms.evaluation.run import EvalPlan
@@ -126,21 +126,12 @@ class Gated(Wrapper):
         policy, ids = request.policy, request.prompt_ids
         if self._options.gate_feedback:
             role, prompt = self._texts[policy, ids]
-            told = super().prompt_ids(role, _told(prompt, refused))
+            tried = "\n".join(f"{a:+.2f}: {reply.text.strip()}" for reply, a in refused)
+            told = super().prompt_ids(role, with_text(prompt, behind=REFUSED.format(tried)))
             longest = longest_prompts(self._policies, max_new_tokens).get(policy, len(told))
             ids = told if len(told) <= longest else ids
         # Replies draw apart: with equal numbers, equal prompts would have equal ones.
         return Request(policy, ids, (request.seed + len(refused)) % (1 << 62))
-
-
-def _told(prompt: str, refused: Tried) -> str:
-    """The prompt with the refused replies and their advantages at its end."""
-    told = REFUSED.format("\n".join(f"{a:+.2f}: {reply.text.strip()}" for reply, a in refused))
-    if not isinstance(prompt, Conversation):
-        return prompt + told
-    # Into the last message, because templates may refuse two of one role in a row.
-    *before, last = prompt.messages
-    return Conversation.of([*before, {**last, "content": last["content"] + told}], prompt.tools)
 
 
 def _played(request: Request, tried: Tried) -> Completion:

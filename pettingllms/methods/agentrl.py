@@ -31,7 +31,6 @@ class AgentRl(AtGrpo):
     log-probabilities the loss has.
 
     Args:
-        config: resolved settings of the run.
         stale: updates after which the copy is renewed; 0 for none. Needs the sampler transformers.
     """
 

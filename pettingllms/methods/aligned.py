@@ -69,7 +69,6 @@ class Aligned(AtGrpo):
     be read keeps its whole penalty and is left out of the sums.
 
     Args:
-        config: resolved settings of the run.
         start: weight of the local reward before there is evidence.
     """
 

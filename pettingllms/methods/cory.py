@@ -21,7 +21,6 @@ class Swap(Method):
     Which of them is used later is open.
 
     Args:
-        config: resolved settings of the run.
         steps: after which they change places.
     """
 

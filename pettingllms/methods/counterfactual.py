@@ -28,7 +28,6 @@ class Ccpo(Grpo):
     and asks whether it is above 1/2 (`averaged`), which also credits an agent with the luck of those that act after it.
 
     Args:
-        config: resolved settings of the run.
         weight: lambda.
         joint: weight of R; 0 credits an agent with b alone.
         averaged: b is 1 where R is above 1/2 and the mean of R_{-i} below, -1 in the opposite case, else 0.
@@ -76,7 +75,6 @@ class Sharp(EpisodeCredit, Grpo):
     v of all is R, as in `ccpo`. p is the mean local reward of the agent's replies, in place of the paper's for calls of tools.
 
     Args:
-        config: resolved settings of the run.
         weight: lambda.
         joint: weight of R; 0 leaves it out.
         process: mu.

@@ -31,7 +31,6 @@ class Distill(Method):
     temperature of the run, and stays in memory beside the students, on the same device.
 
     Args:
-        config: resolved settings of the run.
         teacher: adapters, in the forms of the setting `adapters`: a run of a team, whose roles teach the
             same roles of this one, or one adapter for all; may be left out if `teacher_model` is given.
         teacher_model: the teacher's model, of the same vocabulary; the run's model if empty.

@@ -25,7 +25,6 @@ class OfEpisodes(Method):
     An agent's decisions are compared with its own where returns differ by agent.
 
     Args:
-        config: resolved settings of the run.
         by: "return" of the episode, or "reward" of the decision alone; by default the reward where
             `credit` says what a single decision is worth, else the return.
     """

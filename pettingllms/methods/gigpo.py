@@ -27,7 +27,6 @@ class Gigpo(Grpo):
     in coding and math, where this is GRPO. `scale_rewards` applies to both terms.
 
     Args:
-        config: resolved settings of the run.
         gamma: discount of one decision, of any agent: with n agents a turn, `gamma ** (1 / n)` is
             the paper's discount of an environment's step.
         omega: weight of the second term.

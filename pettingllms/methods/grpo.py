@@ -23,7 +23,6 @@ class Grpo(Method):
     compared with its own in the task's episodes.
 
     Args:
-        config: resolved settings of the run.
         mean: divide a return by the number of rewards that it sums. A sum pays for going on where
             rewards are positive.
     """

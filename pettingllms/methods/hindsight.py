@@ -18,7 +18,7 @@ from pettingllms.trainers.at_grpo import AtGrpo
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.method import Attached, argument
 from pettingllms.trainers.settings import base_model
-from pettingllms.types import Advantage, Conversation, Group, Sample
+from pettingllms.types import Advantage, Group, Sample, with_text
 
 KNOWN = "What is known of the solution:\n{}\n\n"
 """Comes before the prompt, with c."""
@@ -36,7 +36,6 @@ class Hindsight(AtGrpo):
     A critic reads c in place of pi, and the base model that it was trained from reads o; both stay in memory.
 
     Args:
-        config: resolved settings of the run.
         weight: w.
         critic: folder of an adapter on the run's model, which no role plays.
     """
@@ -99,15 +98,7 @@ def informed(group: Group, policies: PolicySet, policy: str) -> tuple[int, ...] 
     """The prompt behind c in the tokens of a policy; None where there is no c, or no room for a candidate with it."""
     if not group.privileged:
         return None
-    prompt_ids = policies.chat_for(policy).prompt_ids(_told(group))
+    told = with_text(group.prompt, before=KNOWN.format(group.privileged))
+    prompt_ids = policies.chat_for(policy).prompt_ids(told)
     longest = max(len(candidate.completion.token_ids) for candidate in group.candidates)
     return prompt_ids if len(prompt_ids) + longest <= policies.contexts[policy] else None
-
-
-def _told(group: Group) -> str:
-    known, prompt = KNOWN.format(group.privileged), group.prompt
-    if not isinstance(prompt, Conversation):
-        return known + prompt
-    first, *rest = prompt.messages
-    told = {**first, "content": f"{known}{first['content']}"}
-    return Conversation.of([told, *rest], prompt.tools)

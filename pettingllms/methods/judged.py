@@ -36,7 +36,6 @@ class LearnedJudge(EpisodeCredit):
     that does not learn gives one verdict on each reply.
 
     Args:
-        config: resolved settings of the run.
         verdicts: on each reply, of a judge that learns.
     """
 

@@ -46,7 +46,6 @@ class Rivals(Method):
     are part of checkpoints, and are copied once more while a step is taken: `size` adapters, or full models.
 
     Args:
-        config: resolved settings of the run.
         opponents: `prioritized`, `uniform`, or `latest`.
         every: steps after which a version is kept.
         size: versions that are kept; the oldest gives way.

@@ -24,7 +24,6 @@ class LookAhead(AtGrpo):
     C3 has such a tree for a chain of two agents; here the team may be any.
 
     Args:
-        config: resolved settings of the run.
         gamma: discount of each decision.
     """
 
@@ -66,7 +65,6 @@ class C3(LookAhead):
     reasoner and an actor; a tree has K + K^2 + ... completions, so longer teams need a small K.
 
     Args:
-        config: resolved settings of the run.
         gamma: discount of each decision; 1 in the paper.
     """
 

@@ -42,7 +42,6 @@ class MGrpo(EpisodeCredit):
     advantage n times as large. An episode without a call stays without.
 
     Args:
-        config: resolved settings of the run.
         calls: d; by default the smallest number that 99 % of the step's episodes do not exceed.
     """
 

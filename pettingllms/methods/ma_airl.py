@@ -79,7 +79,6 @@ class MaAirl(AtGrpo):
     kept between -10 and 10, and a reply that cannot be read earns -10, less than any other; neither is the paper's.
 
     Args:
-        config: resolved settings of the run.
         gamma: gamma of the formula.
         episodes: of the solver, on the first training tasks.
         learning_rate: of g and h.

@@ -33,7 +33,6 @@ class Debate(EpisodeCredit):
     others is no state that they could change from or to.
 
     Args:
-        config: resolved settings of the run.
         gamma: weight of a round against the one before it.
         a0: weight of a change against wrong neighbors.
         a1: weight of a change with right neighbors.

@@ -25,7 +25,6 @@ class Alternate(Method):
     """One policy learns at a time; the others play, with one completion a prompt.
 
     Args:
-        config: resolved settings of the run.
         steps: that a policy learns before it is the next one's turn.
     """
 
@@ -49,7 +48,6 @@ class Gae(CriticMethod):
     critic for each; at the decisions of partners behind an API, V is 0.
 
     Args:
-        config: resolved settings of the run.
         gamma: discount of the formula.
         lam: lambda of the formula.
         learning_rate: of the critic, which reads the base model's hidden state at the last token

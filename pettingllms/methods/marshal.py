@@ -26,7 +26,6 @@ class Marshal(Method):
     `--scale-rewards group` divides by the deviation.
 
     Args:
-        config: resolved settings of the run.
         gamma: discount of one decision: of the team's, or of the agent's where returns are its own.
     """
 

@@ -31,7 +31,6 @@ class QTree(CriticMethod, AtGrpo):
     ArCHer's target is Q itself at the next decision (TD); outcomes have no delay, and stay right for later steps.
 
     Args:
-        config: resolved settings of the run.
         gamma: discount of each decision.
         learning_rate: of the critics.
         epochs: of the critics over what they learn in a step.

@@ -25,7 +25,6 @@ class Rae(Method):
     group is silent.
 
     Args:
-        config: resolved settings of the run.
         decay: share of the old mean that is kept at each return.
     """
 

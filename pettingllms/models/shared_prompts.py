@@ -14,7 +14,6 @@ tokens, `_S` = `_P` + `_T` positions that a completion sees, `_H` query heads, `
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, chain, count
@@ -27,8 +26,6 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from pettingllms.models.products import Places, Texts, products
-
-logger = logging.getLogger(__name__)
 
 NAME = "pettingllms_shared_prompts"
 States = dict[int, tuple[torch.Tensor, torch.Tensor]]
@@ -88,16 +85,7 @@ def forward(
         positions: the position of each token in its own prompt and completion.
         keep: indices of the tokens to return logits for, or a number of last ones.
     """
-    # A mask of four dimensions is passed through untouched; any other would be built and ignored.
-    untouched = torch.zeros(1, 1, 1, 1, device=ids.device)
-    logits: torch.Tensor = model(
-        input_ids=ids,
-        attention_mask=untouched,
-        position_ids=positions,
-        use_cache=False,
-        logits_to_keep=keep,
-        layout=layout,
-    ).logits
+    logits: torch.Tensor = _outputs(model, layout, ids, positions, logits_to_keep=keep).logits
     return logits
 
 
@@ -105,15 +93,17 @@ def hidden_states(
     model: PreTrainedModel, layout: Layout, ids: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor:
     """Computes the decoder's last hidden states, one for each token; see `forward`."""
-    untouched = torch.zeros(1, 1, 1, 1, device=ids.device)
-    states: torch.Tensor = model.base_model(
-        input_ids=ids,
-        attention_mask=untouched,
-        position_ids=positions,
-        use_cache=False,
-        layout=layout,
-    ).last_hidden_state
+    states: torch.Tensor = _outputs(model.base_model, layout, ids, positions).last_hidden_state
     return states
+
+
+def _outputs(
+    model: Any, layout: Layout, ids: torch.Tensor, positions: torch.Tensor, **settings: Any
+) -> Any:
+    # A mask of four dimensions is passed through untouched; any other would be built and ignored.
+    mask = torch.zeros(1, 1, 1, 1, device=ids.device)
+    inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
+    return model(**inputs, use_cache=False, layout=layout, **settings)
 
 
 class Reply(NamedTuple):

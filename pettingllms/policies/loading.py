@@ -59,8 +59,7 @@ def load_policies(
         device: None: cuda or mps where present, else the CPU.
         seed: of the adapters' first weights, together with each policy's name.
         gradient_checkpointing: recompute activations in the backward pass.
-        merge: sample from modules of the policies' own, in float32 with copies of merged weights; None: unless
-            these are of more than 1 GiB.
+        merge: sample from modules of the policies' own (`LoraWeights`); None: unless float32 and above 1 GiB.
         chat_template_kwargs: passed on to the chat template.
         adapters: folder with a folder for each policy, or policy -> folder; they decide their rank.
         sampler: the engine that samples; transformers by default.

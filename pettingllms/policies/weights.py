@@ -32,6 +32,7 @@ from peft.tuners.lora.layer import LoraVariant
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.backends import mkldnn
 from transformers import PreTrainedModel
 
 from pettingllms.errors import ConfigError
@@ -81,7 +82,7 @@ class LoraWeights:
     ) -> None:
         self.base, self.digest = base, base_digest(model)
         model.requires_grad_(False)
-        plain = _share(model) if merge else None
+        plain = _reordered(_share(model)) if merge else None
         experts = any(parameter.ndim == 3 for parameter in model.parameters())
         peft_model: PeftModel | None = None
         for name, shape in configs.items():
@@ -221,9 +222,9 @@ class _Adapted(nn.Module):
 
     def copy(self, trained: Any, adapter: str) -> None:
         """Takes the adapter's weights as they are now."""
-        weight, self.scale = self.layer.get_parameter("weight"), trained.scaling[adapter]
-        self.down_RI = trained.lora_A[adapter].weight.to(weight, copy=True)
-        self.up_RO = trained.lora_B[adapter].weight.to(weight, copy=True).T
+        self.scale, dtype = trained.scaling[adapter], trained.get_base_layer().weight.dtype
+        self.down_RI = trained.lora_A[adapter].weight.to(dtype, copy=True)
+        self.up_RO = trained.lora_B[adapter].weight.to(dtype, copy=True).T
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The layer's product plus the adapter's."""
@@ -234,10 +235,34 @@ class _Adapted(nn.Module):
         return result
 
 
+class _Reordered(nn.Module):
+    """A linear layer whose weight lies as oneDNN multiplies it, which orders any other for each product."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.bias = layer.bias
+        self.register_buffer("weight", torch.ops.mkldnn._reorder_linear_weight(layer.weight, None))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The layer's product, bit by bit."""
+        multiply = torch.ops.mkldnn._linear_pointwise.default
+        result: torch.Tensor = multiply(x, self.weight, self.bias, "none", [], "")
+        return result
+
+
+def _reordered(model: PreTrainedModel) -> PreTrainedModel:
+    """Gives a model in bfloat16 on a CPU such layers, which its copies share."""
+    if model.dtype == torch.bfloat16 and model.device.type == "cpu" and mkldnn.is_available():
+        for path, layer in [*model.named_modules()]:
+            if type(layer) is nn.Linear:
+                model.set_submodule(path, _Reordered(layer))
+    return model
+
+
 def _own(model: nn.Module, path: str) -> nn.Module:
     """Gives a module that shares its base a layer of its own, which is returned."""
     layer = model.get_submodule(path)
-    weight_OI = layer.get_parameter("weight")
+    weight_OI: torch.Tensor = layer.weight  # type: ignore[assignment]
     if weight_OI.dtype != torch.float32:
         layer = _Adapted(layer)
         model.set_submodule(path, layer)

@@ -239,26 +239,16 @@ class SharedDecoding:
         device = self._owner_R.device
         self._grid_UK = torch.tensor(grid, device=device)
         self._place_R = torch.tensor([places[row] for row in range(len(owners))], device=device)
-        # Rows in the order of the grid need no gathering, only views.
-        self._regular = [*chain(*grid)] == [*range(len(owners))]
 
     def _to_grid(self, states_NGX: torch.Tensor, heads: int) -> torch.Tensor:
         """Rows to `_WKX`, where K counts rows x query heads."""
-        prompts, most = self._grid_UK.shape
-        _, groups, size = states_NGX.shape
-        if self._regular:
-            states = states_NGX.reshape(prompts, most, heads, groups, size)
-        else:
-            states = states_NGX.view(-1, heads, groups, size)[self._grid_UK]
-        return states.transpose(1, 2).reshape(prompts * heads, most * groups, size)
+        states_UKhGX = states_NGX.unflatten(0, (-1, heads))[self._grid_UK]
+        return states_UKhGX.transpose(1, 2).flatten(2, 3).flatten(0, 1)
 
     def _to_rows(self, states_WKX: torch.Tensor, heads: int, groups: int) -> torch.Tensor:
-        prompts, most = self._grid_UK.shape
-        size = states_WKX.shape[2]
-        states = states_WKX.view(prompts, heads, most, groups, size).transpose(1, 2)
-        if not self._regular:
-            states = states.reshape(-1, heads, groups, size)[self._place_R]
-        return states.reshape(-1, groups, size)
+        states_WKGX = states_WKX.unflatten(1, (-1, groups))
+        states_UKhGX = states_WKGX.unflatten(0, (-1, heads)).transpose(1, 2)
+        return states_UKhGX.flatten(0, 1)[self._place_R].flatten(0, 1)
 
 
 class PlainDecoding:
