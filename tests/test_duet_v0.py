@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.constant_answers import blind_baseline
 from pettingllms.envs import make
-from pettingllms.envs.duet_v0 import DuetState, best_decisions, best_episodes, right_answers
+from pettingllms.envs.duet_v0 import DuetState, best_decisions, right_answers
 from pettingllms.errors import ConfigError
 
 
@@ -50,13 +50,13 @@ def test_the_stated_optimum_is_that_of_all_policies(rho, q):
         outcomes = [reached(rho, q, (policy, policy)) for policy in shared]
         best[len(steps)] = [max(values) for values in zip(*outcomes, strict=True)]
     assert best[2][0] == best[3][0] == pytest.approx(best_decisions(rho, q, shared=True))
-    assert best[2][1] == pytest.approx(best_episodes(rho, q, shared=True, greedy=True))
-    assert best[3][1] == pytest.approx(best_episodes(rho, q, shared=True))
+    assert best[2][1] == pytest.approx(1 - rho * q)
+    assert best[3][1] == pytest.approx(1 - rho * (1 - (1 - q / 2) ** 2))
     alone = [{p: float(right[n] == 0) for env, s, _ in episodes(rho, q) for n in s.inputs
               for p in [env._text(s, f"{role}_0")]}
              for role, right in zip(("left", "right"), env_of(rho, q).right.values(), strict=True)]  # fmt: skip
     assert reached(rho, q, alone) == pytest.approx((1.0, 1.0))
-    assert best_decisions(rho, q, shared=False) == best_episodes(rho, q, shared=False) == 1
+    assert best_decisions(rho, q, shared=False) == 1
 
 
 def env_of(rho, q):

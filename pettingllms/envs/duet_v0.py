@@ -19,8 +19,8 @@ is asked again in the next turn, if there is one. All splits have the same phras
 because there is nothing to learn about a phrase that was never shown; seeds decide which phrases an episode has, and which prompts name the role.
 
 The best that can be reached is known. `best_decisions` is the share of right decisions, the mean of both roles: 1 with a policy for each
-role, and `1 - rho q / 2` with a shared policy. `best_episodes` is the share of episodes in which both answers to the first phrase are
-right. The bound of decisions is not that of episodes, because a shared policy that draws its answers is right for both roles less often.
+role, and `1 - rho q / 2` with a shared policy. Both answers to the first phrase are right in `1 - rho q` of the episodes with a greedy
+shared policy, and in `1 - rho (1 - (1 - q / 2) ** 2)` with one that draws its answers.
 
 # Rewards
 
@@ -98,16 +98,6 @@ def best_decisions(rho: float, q: float, *, shared: bool) -> float:
     """Returns the largest share of right decisions, the mean of both roles."""
     # Without the role's name, a phrase with two right answers is answered for one role only.
     return 1 - rho * q / 2 if shared else 1.0
-
-
-def best_episodes(rho: float, q: float, *, shared: bool, greedy: bool = False) -> float:
-    """Returns the largest share of episodes in which both answers to the first phrase are right.
-
-    A `greedy` policy always takes its likeliest answer, instead of drawing one.
-    """
-    if not shared:
-        return 1.0
-    return 1 - rho * q if greedy else 1 - rho * (1 - (1 - q / 2) ** 2)
 
 
 def phrase(number: int) -> str:

@@ -1,6 +1,6 @@
-"""Attention of padded rows by plain matrix products, for updates on a CPU.
+"""Attention of padded rows by plain matrix products, for bfloat16 on a CPU.
 
-The backward pass of PyTorch's fused attention is slow there in bfloat16, and autograd over rows that are gathered and
+PyTorch's fused attention is slow there, its backward pass above all, and autograd over rows that are gathered and
 padded moves more memory than it computes. Here a few rows at a time, while they are in the cache, go through all steps,
 and the scores are computed again for the backward pass.
 

@@ -230,7 +230,6 @@ class _Adapted(nn.Module):
         """The layer's product plus the adapter's."""
         result: torch.Tensor = self.layer(x)
         inner = nn.functional.linear(x, self.down_RI)
-        # In place: a copy of the layer's product takes as long as the adapter's.
         result.view(-1, result.shape[-1]).addmm_(inner.flatten(0, -2), self.up_RO, alpha=self.scale)
         return result
 
@@ -246,8 +245,7 @@ class _Reordered(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The layer's product, bit by bit."""
         multiply = torch.ops.mkldnn._linear_pointwise.default
-        result: torch.Tensor = multiply(x, self.weight, self.bias, "none", [], "")
-        return result
+        return multiply(x, self.weight, self.bias, "none", [], "")  # type: ignore[no-any-return]
 
 
 def _reordered(model: PreTrainedModel) -> PreTrainedModel:

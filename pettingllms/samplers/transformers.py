@@ -242,12 +242,12 @@ class SharedDecoding:
 
     def _to_grid(self, states_NGX: torch.Tensor, heads: int) -> torch.Tensor:
         """Rows to `_WKX`, where K counts rows x query heads."""
-        states_UKhGX = states_NGX.unflatten(0, (-1, heads))[self._grid_UK]
+        states_UKhGX = states_NGX.view(-1, heads, *states_NGX.shape[1:])[self._grid_UK]
         return states_UKhGX.transpose(1, 2).flatten(2, 3).flatten(0, 1)
 
     def _to_rows(self, states_WKX: torch.Tensor, heads: int, groups: int) -> torch.Tensor:
-        states_WKGX = states_WKX.unflatten(1, (-1, groups))
-        states_UKhGX = states_WKGX.unflatten(0, (-1, heads)).transpose(1, 2)
+        prompts, most = self._grid_UK.shape
+        states_UKhGX = states_WKX.view(prompts, heads, most, groups, -1).transpose(1, 2)
         return states_UKhGX.flatten(0, 1)[self._place_R].flatten(0, 1)
 
 
