@@ -33,7 +33,7 @@ from pettingllms.names import model_path, own_names, policy_of, role_of, trained
 from pettingllms.policies.packing import LOGITS_PER_CHUNK
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.sources import check_model
-from pettingllms.policies.weights import linear_layers
+from pettingllms.policies.weights import MERGE_LIMIT_BYTES, linear_layers
 from pettingllms.rollout.shapes import RolloutShape
 from pettingllms.rollout.trajectory import Trajectory, in_order, with_advantages
 from pettingllms.runs import config_text
@@ -301,7 +301,8 @@ def memory(work: Workload) -> tuple[Parts, Parts, Parts]:
             base = (shape.parameters - shape.linear) * width + shape.linear * FOUR_BITS
         weights = {"base model" + (" in 4 bits" if config.load_in_4bit else ""): base}
         weights[f"{policies} adapters, gradients, AdamW"] = float(state)
-        if config.sampler == "transformers" and work.gpu is None and width == 2:
+        small = width == 2 and base <= MERGE_LIMIT_BYTES
+        if config.sampler == "transformers" and work.gpu is None and small:
             weights["weights as oneDNN multiplies them, for sampling"] = base
     if config.sampler == "transformers":
         rows = work.rows * (config.max_completion_length + PROMPT)

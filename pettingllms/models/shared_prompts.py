@@ -85,8 +85,7 @@ def forward(
         positions: the position of each token in its own prompt and completion.
         keep: indices of the tokens to return logits for, or a number of last ones.
     """
-    logits: torch.Tensor = _outputs(model, layout, ids, positions, logits_to_keep=keep).logits
-    return logits
+    return _outputs(model, layout, ids, positions, logits_to_keep=keep).logits  # type: ignore[no-any-return]
 
 
 def hidden_states(

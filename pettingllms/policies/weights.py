@@ -39,7 +39,7 @@ from pettingllms.errors import ConfigError
 from pettingllms.registry import names_in
 
 MERGE_LIMIT_BYTES = 1 << 30
-"""float32 bases up to this size are sampled from merged copies; larger ones through PEFT's layers."""
+"""Bases up to this size are sampled from copies of their weights: in float32 merged ones, on a CPU in oneDNN's order."""
 _SWITCHING = threading.Lock()
 """Held while adapters are switched: a thread must not compute with those of half the layers."""
 CONFIG_FILE = "adapter_config.json"
@@ -249,8 +249,9 @@ class _Reordered(nn.Module):
 
 
 def _reordered(model: PreTrainedModel) -> PreTrainedModel:
-    """Gives a model in bfloat16 on a CPU such layers, which its copies share."""
-    if model.dtype == torch.bfloat16 and model.device.type == "cpu" and mkldnn.is_available():
+    """Gives a small model in bfloat16 on a CPU such layers, which its copies share."""
+    here = model.device.type == "cpu" and model.get_memory_footprint() <= MERGE_LIMIT_BYTES
+    if here and model.dtype == torch.bfloat16 and mkldnn.is_available():
         for path, layer in [*model.named_modules()]:
             if type(layer) is nn.Linear:
                 model.set_submodule(path, _Reordered(layer))
@@ -262,9 +263,8 @@ def _own(model: nn.Module, path: str) -> nn.Module:
     layer = model.get_submodule(path)
     weight_OI: torch.Tensor = layer.weight  # type: ignore[assignment]
     if weight_OI.dtype != torch.float32:
-        layer = _Adapted(layer)
-        model.set_submodule(path, layer)
-        return layer
+        model.set_submodule(path, adapted := _Adapted(layer))
+        return adapted
     # Products of few rows with a matrix read it faster in this order.
     weight_IO = torch.empty_like(weight_OI.T, memory_format=torch.contiguous_format)
     layer.weight = nn.Parameter(weight_IO.T, False)
