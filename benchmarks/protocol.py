@@ -67,6 +67,9 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
     # Where every agent acts once, `dr_mas` compares the same returns: number for number the same.
     "grpo": {"method": "grpo"},
     "gigpo": {"method": "gigpo"},
+    # Replies in the copies without an agent count as tokens.
+    "ccpo": {"method": "ccpo"},
+    "sharp": {"method": "sharp"},
     "rae": {"method": "rae", "num_generations": 1, "tasks_per_step": 128},
 }
 RATES = (3e-3, 6e-3)
