@@ -19,6 +19,11 @@ def eventually(condition: Callable[[], _Found]) -> _Found:
     return value
 
 
+def started(pid: int) -> int:
+    """When a process started, in clock ticks since the machine did; its number does not say, since numbers come again."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+
 def descendants(pid: int) -> list[int]:
     """Processes below `pid`, and itself; any of them may end while they are looked for."""
     pids = [pid]

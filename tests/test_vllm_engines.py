@@ -34,7 +34,7 @@ from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.callbacks import Callback
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.types import Completion, Request
-from tests.processes import alive, descendants, eventually
+from tests.processes import alive, descendants, eventually, started
 from tests.vllm_policies import OPTIONS, differences, requests_for, save_model, stir, team, told
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -116,7 +116,7 @@ class Hit(Callback):
         del row
         if trainer.step in self._hits:
             # The older process: one that has just replaced another may not have started, and has longer.
-            self.struck.append(min(engines()))
+            self.struck.append(min(engines(), key=started))
             threading.Timer(0.2, os.kill, (self.struck[-1], self._hits[trainer.step])).start()
 
 
