@@ -119,7 +119,7 @@ class LoraWeights:
             for name in configs:
                 sampled = self._sampled[name] = _share(plain)
                 self._pairs[name] = [
-                    (layer, _own(sampled, path)) for path, layer in self._layers(name)
+                    (layer, _layer_to_sample(sampled, path)) for path, layer in self._layers(name)
                 ]
 
     def tensors(self, policy: str) -> dict[str, nn.Parameter]:
@@ -154,12 +154,12 @@ class LoraWeights:
     def refresh(self, policy: str) -> None:
         """Brings the module that the policy is sampled from up to date, if it has one of its own."""
         adapter = _inside(policy)
-        for layer, own in self._pairs.get(policy, ()):
-            if isinstance(own, _Adapted):
-                own.copy(layer, adapter)
+        for layer, sampled in self._pairs.get(policy, ()):
+            if isinstance(sampled, _Adapted):
+                sampled.copy(layer, adapter)
             else:
                 weight, delta = layer.get_base_layer().weight, layer.get_delta_weight(adapter)
-                torch.add(weight, delta, out=own.weight.data)
+                torch.add(weight, delta, out=sampled.weight.data)
 
     def save(self, policy: str, directory: Path) -> None:
         """Writes the adapter as PEFT does, atomically."""
@@ -258,7 +258,7 @@ def _reordered(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def _own(model: nn.Module, path: str) -> nn.Module:
+def _layer_to_sample(model: nn.Module, path: str) -> nn.Module:
     """Gives a module that shares its base a layer of its own, which is returned."""
     layer = model.get_submodule(path)
     weight_OI: torch.Tensor = layer.weight  # type: ignore[assignment]
