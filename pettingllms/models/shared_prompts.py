@@ -92,8 +92,7 @@ def hidden_states(
     model: PreTrainedModel, layout: Layout, ids: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor:
     """Computes the decoder's last hidden states, one for each token; see `forward`."""
-    states: torch.Tensor = _outputs(model.base_model, layout, ids, positions).last_hidden_state
-    return states
+    return _outputs(model.base_model, layout, ids, positions).last_hidden_state  # type: ignore[no-any-return]
 
 
 def _outputs(

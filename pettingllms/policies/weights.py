@@ -32,7 +32,6 @@ from peft.tuners.lora.layer import LoraVariant
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
-from torch.backends import mkldnn
 from transformers import PreTrainedModel
 
 from pettingllms.errors import ConfigError
@@ -251,7 +250,9 @@ class _Reordered(nn.Module):
 def _reordered(model: PreTrainedModel) -> PreTrainedModel:
     """Gives a small model in bfloat16 on a CPU such layers, which its copies share."""
     here = model.device.type == "cpu" and model.get_memory_footprint() <= MERGE_LIMIT_BYTES
-    if here and model.dtype == torch.bfloat16 and mkldnn.is_available():
+    # It refuses bfloat16 on CPUs with AVX2 alone; False where PyTorch comes without oneDNN.
+    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", bool)
+    if here and model.dtype == torch.bfloat16 and supported():
         for path, layer in [*model.named_modules()]:
             if type(layer) is nn.Linear:
                 model.set_submodule(path, _Reordered(layer))
@@ -261,7 +262,7 @@ def _reordered(model: PreTrainedModel) -> PreTrainedModel:
 def _layer_to_sample(model: nn.Module, path: str) -> nn.Module:
     """Gives a module that shares its base a layer of its own, which is returned."""
     layer = model.get_submodule(path)
-    weight_OI: torch.Tensor = layer.weight  # type: ignore[assignment]
+    weight_OI: Any = layer.weight
     if weight_OI.dtype != torch.float32:
         model.set_submodule(path, adapted := _Adapted(layer))
         return adapted
