@@ -8,15 +8,44 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from itertools import combinations
-from math import comb
+from itertools import permutations
+from math import factorial
+from statistics import fmean
 
 from pettingllms.methods.grpo import Grpo
 from pettingllms.rollout.trajectory import Trajectory
-from pettingllms.trainers.method import EpisodeCredit, argument, repaid_once, solved
+from pettingllms.trainers.method import argument, repaid_once, solved
 
 
-class Ccpo(Grpo):
+class Counterfactual(Grpo):
+    """An agent earns the outcome of the episode and a part of its own, and is compared with itself."""
+
+    needs = ("success",)
+    credits = "return"
+    by_agent = True
+    joint: float = argument(1.0, at_least=0)
+
+    def part(self, agent: str, trajectory: Trajectory, episodes: Sequence[Trajectory]) -> float:
+        """What an agent earns beside the outcome of one of the K `episodes` of a task."""
+        raise NotImplementedError
+
+    def credit(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """The records with r_i at each agent's last decision, and nothing else."""
+        episodes, records = defaultdict[str, list[Trajectory]](list), []
+        for trajectory in trajectories:
+            solved(trajectory, self.config)  # raises where nothing says
+            episodes[trajectory.task.id].append(trajectory)
+        for trajectory in trajectories:
+            worth = {
+                agent: self.joint * trajectory.outcome
+                + self.part(agent, trajectory, episodes[trajectory.task.id])
+                for agent in {group.key.agent for group in trajectory.groups}
+            }
+            records.append(repaid_once(trajectory, worth))
+        return records
+
+
+class Ccpo(Counterfactual):
     """An agent earns the team's outcome, and more where the team would have failed without it.
 
         r_i = R + lambda * b_i,    b_i = R - R_{-i}
@@ -28,43 +57,27 @@ class Ccpo(Grpo):
     and asks whether it is above 1/2 (`averaged`), which also credits an agent with the luck of those that act after it.
 
     Args:
-        weight: lambda.
         joint: weight of R; 0 credits an agent with b alone.
+        weight: lambda.
         averaged: b is 1 where R is above 1/2 and the mean of R_{-i} below, -1 in the opposite case, else 0.
     """
 
     source = "arXiv 2603.21563"
-    needs = ("success",)
     shapes = ("blanked", "coalitions")
-    credits = "return"
-    credit_shapes = shapes
-    by_agent = True
     weight: float = argument(0.2, at_least=0)
-    joint: float = argument(1.0, at_least=0)
     averaged: bool = argument(default=False)
 
-    def credit(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """The records with r_i at each agent's last decision, and nothing else."""
-        copies: dict[tuple[str, str], list[float]] = defaultdict(list)
-        for trajectory in trajectories:
-            for agent, outcome in outcomes_alone(trajectory).items():
-                copies[trajectory.task.id, agent].append(outcome)
-        means = {key: sum(ends) / len(ends) for key, ends in copies.items()}
-        records = []
-        for trajectory in trajectories:
-            solved(trajectory, self.config)  # raises where nothing says
-            outcome, alone, worth = trajectory.outcome, outcomes_alone(trajectory), {}
-            for agent in dict.fromkeys(group.key.agent for group in trajectory.groups):
-                bonus = outcome - alone.get(agent, outcome)
-                if self.averaged:
-                    mean = means.get((trajectory.task.id, agent), 0.5)
-                    bonus = float(outcome > 0.5 > mean) - float(outcome < 0.5 < mean)
-                worth[agent] = self.joint * outcome + self.weight * bonus
-            records.append(repaid_once(trajectory, worth))
-        return records
+    def part(self, agent: str, trajectory: Trajectory, episodes: Sequence[Trajectory]) -> float:
+        """The weighted bonus."""
+        outcome = trajectory.outcome
+        bonus = outcome - outcome_without(trajectory, {agent})
+        if self.averaged:
+            mean = fmean(outcome_without(episode, {agent}) for episode in episodes)
+            bonus = float(outcome > 0.5 > mean) - float(outcome < 0.5 < mean)
+        return self.weight * bonus
 
 
-class Sharp(EpisodeCredit, Grpo):
+class Sharp(Counterfactual):
     """An agent earns the team's outcome, its Shapley value, and how well its own replies did.
 
         r_i   = R + lambda * phi_i + mu * p_i
@@ -75,35 +88,21 @@ class Sharp(EpisodeCredit, Grpo):
     v of all is R, as in `ccpo`. p is the mean local reward of the agent's replies, in place of the paper's for calls of tools.
 
     Args:
-        weight: lambda.
         joint: weight of R; 0 leaves it out.
+        weight: lambda.
         process: mu.
     """
 
     source = "arXiv 2602.08335"
-    needs = ("success",)
     shapes = ("coalitions",)
-    credits = "return"
-    credit_shapes = shapes
-    by_agent = True
     weight: float = argument(1.0, at_least=0)
-    joint: float = argument(1.0, at_least=0)
     process: float = argument(1.0, at_least=0)
 
-    def episode_credit(self, trajectory: Trajectory) -> Trajectory:
-        """The record with r_i at each agent's last decision, and nothing else."""
-        solved(trajectory, self.config)  # raises where nothing says
-        values, worth = shapley(trajectory), {}
-        for agent in dict.fromkeys(group.key.agent for group in trajectory.groups):
-            rewards = [g.chosen.local_reward for g in trajectory.groups if g.key.agent == agent]
-            worth[agent] = self.joint * trajectory.outcome + self.weight * values.get(agent, 0.0)
-            worth[agent] += self.process * sum(rewards) / len(rewards)
-        return repaid_once(trajectory, worth)
-
-
-def outcomes_alone(trajectory: Trajectory) -> dict[str, float]:
-    """Agent -> the outcome of the copy in which it alone is blank."""
-    return {end.blanked[0]: end.outcome for end in trajectory.without if len(end.blanked) == 1}
+    def part(self, agent: str, trajectory: Trajectory, episodes: Sequence[Trajectory]) -> float:
+        """The weighted Shapley value, and the weighted local reward."""
+        del episodes
+        process = fmean(g.chosen.local_reward for g in trajectory.groups if g.key.agent == agent)
+        return self.weight * shapley(agent, trajectory) + self.process * process
 
 
 def outcome_without(trajectory: Trajectory, agents: Collection[str]) -> float:
@@ -120,17 +119,12 @@ def outcome_without(trajectory: Trajectory, agents: Collection[str]) -> float:
     return outcome
 
 
-def shapley(trajectory: Trajectory) -> dict[str, float]:
-    """Agent -> its Shapley value, for all agents that are blank in some copy."""
-    team = list(dict.fromkeys(agent for end in trajectory.without for agent in end.blanked))
-    values = dict.fromkeys(team, 0.0)
-    for agent in team:
-        others = {*team} - {agent}
-        for size in range(len(team)):
-            # |S|! (n - |S| - 1)! / n!
-            share = 1 / (len(team) * comb(len(others), size))
-            for present in combinations([other for other in team if other != agent], size):
-                absent = others.difference(present)
-                alone = outcome_without(trajectory, absent | {agent})
-                values[agent] += share * (outcome_without(trajectory, absent) - alone)
-    return values
+def shapley(agent: str, trajectory: Trajectory) -> float:
+    """The Shapley value as a mean over all orders of the agents; 0 for one that is blank in no copy."""
+    team = dict.fromkeys(name for end in trajectory.without for name in end.blanked)
+    added = 0.0
+    for order in permutations(team):
+        # All that are not before the agent.
+        absent = order[order.index(agent) :] if agent in team else ()
+        added += outcome_without(trajectory, absent[1:]) - outcome_without(trajectory, absent)
+    return added / factorial(len(team))

@@ -164,22 +164,14 @@ class Episode:
 
     def leaving(self, branch: Branch, k: int) -> Episode:
         """Returns an episode that continues from candidate `k` of the pending decision."""
-        # A shallow copy shares every container with the original, so that all that change are made
-        # anew.
-        other = copy.copy(self)
-        other.path = (*self.path, self.depth, k)
         # Equal texts were stepped on one copy, and each continuation needs its own.
-        other.env = branch.env.clone()
-        other._turns = defaultdict(int, self._turns)
+        other = self._copied(branch.env.clone())
+        other.path = (*self.path, self.depth, k)
         other._turns[self.agent or ""] += 1
-        other.groups, other._latest, other.branching = [], {}, Branching(other)
-        other.memories = self._memories()
-        other._copies = []
         # In the new record the other agents have no decision yet that this could be a late reward
         # of.
-        other.early = dict(branch.result.others)
+        other.groups, other._latest, other.early = [], {}, dict(branch.result.others)
         other.others, other.branching.origin = [], branch.result.others
-        other.unplayed = {}
         return other
 
     def without(self) -> Episode:
@@ -187,19 +179,24 @@ class Episode:
 
         Its decisions have the seeds of the episode's, so a difference is due to the agent alone.
         """
-        other = copy.copy(self)
+        other = self._copied(self.env.clone())
         other.blanked = (*self.blanked, self.agent or "")
-        other.env, other.groups, other.early = self.env.clone(), [*self.groups], {**self.early}
-        other._turns, other._latest = defaultdict(int, self._turns), {**self._latest}
-        other.unplayed, other.branching, other._copies = {}, Branching(other), []
-        other.memories = self._memories()
-        other._left_at, other.others = len(self.groups), [*self.others]
+        other._left_at = len(self.groups)
         self._copies.append(other)
         return other
 
-    def _memories(self) -> defaultdict[str, Memory]:
+    def _copied(self, env: PlayedEnv) -> Episode:
+        """A copy that goes on in `env`, without what left this one."""
+        other = copy.copy(self)
+        # It shares every container with the original, so that all that change are made anew.
+        other.env, other.groups, other.others = env, [*self.groups], [*self.others]
+        other._turns, other._latest = defaultdict(int, self._turns), {**self._latest}
+        other.early, other.unplayed = {**self.early}, {}
+        other.branching, other._copies = Branching(other), []
         # Copies remember the same prompts, and part with their next ones.
-        return defaultdict(Memory, {agent: copy.copy(m) for agent, m in self.memories.items()})
+        memories = {agent: copy.copy(memory) for agent, memory in self.memories.items()}
+        other.memories = defaultdict(Memory, memories)
+        return other
 
     def _ends_without(self) -> Iterator[Without]:
         for copied in self._copies:
