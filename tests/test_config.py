@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pettingllms.errors import ConfigError, UnknownNameError
+from pettingllms.evaluation.config import EvalConfig
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.settings import EMBEDDED, LARGE, LARGE_FULL
 from pettingllms.trainers.trl_names import HERE, MEANING, NOT_HERE
@@ -250,3 +251,14 @@ def test_an_object_is_a_dict_in_whatever_form_it_was_saved():
     for value in values:
         with pytest.raises(ConfigError, match="env_args must be a JSON object"):
             ATGRPOConfig(env_args=value)
+
+
+@pytest.mark.parametrize("kind", [ATGRPOConfig, EvalConfig])
+def test_an_empty_text_is_refused_for_every_setting_that_takes_one(kind: Any) -> None:
+    hints = typing.get_type_hints(kind)
+    texts = [name for name, hint in hints.items() if hint in (str, str | None)]
+    assert {"env", "dataset"} <= {*texts} or {"gate", "out"} <= {*texts}
+    for name in texts:
+        said = f"{name} (is empty|must be one of)|unknown {name} ''"
+        with pytest.raises((ConfigError, UnknownNameError), match=said):
+            kind(**{name: ""})

@@ -278,7 +278,9 @@ def test_shapley_values_are_those_of_the_table(name: str) -> None:
     subsets = [c for size in team for c in itertools.combinations(team, size + 1)]
     ends = {tuple(f"{a}" for a in c): present(c) for c in sorted(subsets)}
     trajectory = with_ends(present(()), 0, ends)
-    assert [shapley(f"{a}", trajectory) for a in team] == pytest.approx(case["expected"]["phi"], abs=1e-6)
+    assert [shapley(f"{a}", trajectory) for a in team] == pytest.approx(
+        case["expected"]["phi"], abs=1e-6
+    )
     (credited,) = made("sharp").credit([trajectory])
     expected = {f"{a}": present(()) + phi for a, phi in enumerate(case["expected"]["phi"])}
     assert credited.returns == pytest.approx(expected, abs=1e-6)
@@ -326,7 +328,9 @@ def test_every_set_of_agents_is_blanked_once() -> None:
         assert sorted(end.blanked for end in t.without) == sorted(sets)
         # The solver is read by the outcome, so that nothing succeeds without it.
         assert all(end.outcome == 0.0 for end in t.without if "solver_0" in end.blanked)
-        assert sum(shapley(agent, t) for agent in t.returns) == pytest.approx(t.outcome - outcome_without(t, team))
+        assert sum(shapley(agent, t) for agent in t.returns) == pytest.approx(
+            t.outcome - outcome_without(t, team)
+        )
     assert [end.blanked for end in relayed()[0].without] == [(agent,) for agent in team]
 
 

@@ -85,6 +85,8 @@ def check_values(settings: Any) -> None:
         _check_kind(name, value, hints[name])
         if value is None:
             continue
+        if value == "":  # such as a shell's variable that is not set
+            raise ConfigError(f"{name} is empty; give a value, or leave it out")
         if (choices := limits.get("choices")) and value not in choices:
             hint = did_you_mean(str(value), choices)
             raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}; {hint}")
