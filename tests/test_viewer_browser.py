@@ -113,6 +113,16 @@ def test_every_curve_that_was_asked_for_is_there(page: Browser) -> None:
     assert [name for name in wanted if not any(name in title for title in titles)] == []
 
 
+def test_ticks_of_a_chart_are_exact(page: Browser) -> None:
+    steps = [factor * 10.0**power for power in range(-4, 5) for factor in (1, 2, 2.5, 5)]
+    for apart in steps:
+        ticks = [n * apart for n in range(-3, 5)]
+        shown = page.run("return arguments[0].map((t) => tickText(t, arguments[1]))", ticks, apart)
+        assert [float(text.replace("−", "-")) for text in shown] == pytest.approx(
+            ticks, rel=1e-9
+        ), apart
+
+
 def test_the_table_filters_sorts_and_searches(page: Browser, served: Viewer) -> None:
     page.open(f"{served.address}#/step?s={quote(RUN, safe='')}&l=1")
     page.one(".count", "6 of 6")

@@ -153,11 +153,11 @@ function Plot({ title, lines, data, theme, onPick, sync, xName = "step", xTime =
   </figure>`;
 }
 
-// As many decimals as neighbors need to differ.
+// As many decimals as the distance has: ticks are 0.25 apart, too.
 function tickText(tick, apart) {
   if (tick === 0) return "0";
-  if (Math.abs(tick) >= 1e5 || apart < 1e-4) return tick.toExponential(apart < 1e-4 ? 1 : 0).replace(/-/g, "−");
-  return tick.toFixed(Math.max(0, Math.min(4, -Math.floor(Math.log10(apart) + 1e-9)))).replace("-", "−");
+  if (Math.abs(tick) >= 1e5 || apart < 1e-4) return tick.toExponential(2).replace(/-/g, "−");
+  return tick.toFixed((String(apart).split(".")[1] ?? "").length).replace("-", "−");
 }
 
 function rangeOf(low, high) {
