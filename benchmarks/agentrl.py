@@ -25,7 +25,7 @@ from benchmarks.cells import Cell, options_of, run_missing
 from benchmarks.claims.cells import FIXED, READINGS, trained
 from benchmarks.evidence import Table, estimate, gain_over_seeds, shown, solved_digits
 from pettingllms.envs import make
-from pettingllms.envs.aec import Weighted, creator_of, text_of
+from pettingllms.envs.aec import creator_of
 from pettingllms.evaluation import roles_of
 from pettingllms.evaluation.chunks import Sampling, chunks
 from pettingllms.evaluation.report import as_text
@@ -59,7 +59,7 @@ VALIDATION_TASKS, TEST_TASKS = 100, 200
 SETTINGS: Mapping[str, Any] = {
     **PRESET,
     **FIXED,
-    "env": text_of({name: Weighted(name, 1.0) for name in ARGUMENTS}),
+    "env": f"{SHORT}={SHORT},{LONG}={LONG}",
     "policies": "shared",
     "model": str(PARTS),
     "tasks_per_step": 16,

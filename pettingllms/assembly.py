@@ -9,7 +9,6 @@ import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +21,17 @@ from pettingllms.data.hub import divided
 from pettingllms.data.rows import as_path
 from pettingllms.envs.aec import (
     BRIDGES,
-    Several,
-    Weighted,
     clone_env,
     creator_of,
-    entries_of,
     made_by,
     made_with,
+    parts_of,
     seats_of,
     takes_anything,
-    text_of,
 )
 from pettingllms.envs.base import TextEnv
 from pettingllms.envs.reward_funcs import RewardFunction, reward_functions
-from pettingllms.envs.several import SeveralEnvs, own_arguments
+from pettingllms.envs.several import SeveralEnvs, alone, entries_of
 from pettingllms.errors import ConfigError, SandboxUnavailable
 from pettingllms.models import SHIPPED
 from pettingllms.names import is_partner, own_names, parse_policies, shipped
@@ -91,11 +87,11 @@ def located(config: ATGRPOConfig) -> ATGRPOConfig:
         # Not in a folder whose name has the mark, where a piece would be read as two.
         if mark not in "".join(pieces):
             changes[name] = mark.join(pieces) or None
-    if entries := entries_of(config.env):
-        placed = {name: entry._replace(env=_placed(entry.env)) for name, entry in entries.items()}
-        changes["env"] = text_of(placed)
-    else:
-        changes["env"] = _placed(config.env)
+    placed = [  # a weight of 2.0 is written as 2, and one of 1 not at all
+        f"{name}={_placed(source)}*{weight}".removesuffix(".0").removesuffix("*1")
+        for name, (source, weight) in entries_of(config.env).items()
+    ]
+    changes["env"] = ",".join(placed) or _placed(config.env)
     if config.adapters is not None:
         changes["adapters"] = located_adapters(config.adapters)
     return dataclasses.replace(config, **changes)
@@ -348,12 +344,13 @@ def make_env(
     arguments: dict[str, Any] = dict(config.env_args)
     maker: Any = config.env if source is None else source
     if isinstance(maker, str):
+        if entries := entries_of(maker):
+            parts = {name: make_env(one_of(config, name), split, divide=divide) for name in entries}
+            return SeveralEnvs(parts, entries)
         maker = creator_of(maker)
     elif not callable(maker):
         made = maker
         maker = lambda: made  # noqa: E731 - takes no arguments, so that none are passed on
-    if isinstance(maker, Several):
-        return maker.made(partial(_part, config, maker.entries, split, divide=divide))
     # A functools.partial of a class has its arguments, but not its attributes.
     env_class = getattr(maker, "func", maker)
     open_ended, parameters = takes_anything(maker), inspect.signature(maker).parameters
@@ -384,19 +381,20 @@ def make_env(
     return made_with(config.env, maker, {**taken, **arguments}, arguments)
 
 
-def _part(
-    config: ATGRPOConfig, entries: Mapping[str, Weighted], split: str, name: str, *, divide: bool
-) -> AnyEnv:
-    """Makes one of several environments as `make_env` makes it alone."""
+def one_of(config: ATGRPOConfig, name: str) -> ATGRPOConfig:
+    """The settings of one of several environments, as for a run of its own.
+
+    Raises:
+        ConfigError: a setting or an argument that does not say which of them it is of.
+    """
     for setting, default in _OF_THE_ENV.items():
         if (value := getattr(config, setting)) != default:
             raise ConfigError(
                 f"{setting} is of one environment, and {config.env} are several; give it by name: "
                 f"--env-args.{name}.{setting} {value}"
             )
-    arguments = own_arguments([*entries], config.env_args)[name]
-    alone = dataclasses.replace(config, env=entries[name].env, env_args=arguments)
-    return make_env(alone, split, divide=divide)
+    env, arguments = alone(entries_of(config.env), config.env_args)[name]
+    return dataclasses.replace(config, env=env, env_args=arguments)
 
 
 def training_env(
@@ -441,21 +439,17 @@ def with_rewards(env: AnyEnv, functions: Sequence[RewardFunction]) -> AnyEnv:
     """
     if not functions:
         return env
-    if isinstance(several := env.unwrapped, SeveralEnvs):
-        parts = {name: with_rewards(single, functions) for name, single in several.parts.items()}
-        paying = SeveralEnvs(parts, several.weights)
-        paying.reward_funcs = tuple(functions)
-        return paying
-    # An environment that was given itself is used for held-out tasks as well, which pay nothing
-    # extra.
+    # One that was given itself is used for held-out tasks as well, which pay nothing extra.
     twin = clone_env(env)
-    inner = twin.unwrapped
-    if not isinstance(inner, TextEnv):
-        raise ConfigError(
-            f"reward_funcs are for environments that are a TextEnv; {inner} is a "
-            f"{type(inner).__name__}, so let it pay the rewards itself"
-        )
-    inner.reward_funcs = tuple(functions)
+    for part in parts_of(twin):
+        if not isinstance(inner := part.unwrapped, TextEnv):
+            raise ConfigError(
+                f"reward_funcs are for environments that are a TextEnv; {inner} is a "
+                f"{type(inner).__name__}, so let it pay the rewards itself"
+            )
+        inner.reward_funcs = tuple(functions)
+    outer: Any = twin.unwrapped  # of several, which are asked themselves, too
+    outer.reward_funcs = tuple(functions)
     return twin
 
 
@@ -488,9 +482,8 @@ def default_folder(config: ATGRPOConfig, parent: Path = Path("runs")) -> Path:
     match = _OWN_FILE.fullmatch(config.env)
     source = match[2] if match else config.env
     source = source if match or bridged else source.rpartition(":")[0] or source
-    words = [source.removesuffix(".py").replace("/", ".").rpartition(".")[2], config.policies]
-    if entries := entries_of(config.env):
-        words[0] = "-".join(entries)
+    last = source.removesuffix(".py").replace("/", ".").rpartition(".")[2]
+    words = ["-".join(entries_of(config.env)) or last, config.policies]
     slug = "-".join("".join(c if c.isalnum() or c in "-_" else "-" for c in word) for word in words)
     name = f"{slug[:60]}-{time.strftime('%Y%m%d-%H%M%S')}"
     # Two runs may start within a second.

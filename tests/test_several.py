@@ -24,7 +24,7 @@ from pettingllms.cli import envs
 from pettingllms.envs import load_env
 from pettingllms.envs.aec import pickled
 from pettingllms.envs.reward_funcs import reward_functions
-from pettingllms.envs.several import SeveralEnvs
+from pettingllms.envs.several import SeveralEnvs, entries_of
 from pettingllms.errors import PettingLLMsError, SandboxUnavailable
 from pettingllms.evaluation import held_out, seats_of
 from pettingllms.evaluation.config import EvalConfig
@@ -74,7 +74,7 @@ def policies_on(model: Path) -> PolicySet:
 
 def test_tasks_are_drawn_by_weight_from_seed_and_step_alone() -> None:
     parts = {"a": letters_env.env(), "b": rows_env.env(dataset="three rows")}
-    env = SeveralEnvs(parts, {"a": 1.0, "b": 3.0})
+    env = SeveralEnvs(parts, entries_of("a=x,b=y*3"))
     steps = [tasks_of_step(env, "a=x,b=y*3", step, 5, seed=0) for step in range(200)]
     assert all(3 <= sum(task.size == "b" for task in step) <= 4 for step in steps)
     times = Counter(task.size for step in steps for task in step)

@@ -30,7 +30,6 @@ from pettingllms.envs.aec import (
     BRIDGES,
     AnyEnv,
     creator_of,
-    entries_of,
     load_env,
     made_with,
     observe_text,
@@ -110,22 +109,14 @@ def _summary(docstring: str | None) -> str:
     return " ".join(next((p for p in paragraphs if not p.startswith("#")), "").split())
 
 
-def _single(name: str) -> str:
-    if entries := entries_of(name):
-        first = next(iter(entries.values())).env
-        raise ConfigError(f"{name!r} names several environments; give one, such as {first}")
-    return name
-
-
 def _show(options: argparse.Namespace) -> int:
     """Prints what there is to know before making an environment: what it is, and its arguments."""
-    name = _single(options.name)
     width = min(shutil.get_terminal_size().columns, 100)
-    maker: Any = creator_of(name)
+    maker: Any = creator_of(options.name)
     # A maker with **kwargs does not say what it takes; the class of what it makes does.
-    target = type(load_env(name).unwrapped) if takes_anything(maker) else maker
+    target = type(load_env(options.name).unwrapped) if takes_anything(maker) else maker
     target = getattr(target, "func", target)  # of a game that another library names
-    lines = [name]
+    lines = [options.name]
     about = _summary(getattr(inspect.getmodule(target), "__doc__", None))
     lines += textwrap.wrap(about, width, initial_indent="  ", subsequent_indent="  ")
     if isinstance(target, type) and issubclass(target, TextEnv):
@@ -159,8 +150,8 @@ def _check(options: argparse.Namespace) -> int:
                 replies = list(read_replies(file))
         except OSError as error:
             raise ConfigError(f"--replies {options.replies}: {error.strerror}") from error
-    name = _single(options.name)
-    subject = (lambda: made_with(name, creator_of(name), env_args, env_args)) if env_args else name
+    name, maker = options.name, creator_of(options.name)
+    subject = (lambda: made_with(name, maker, env_args, env_args)) if env_args else name
     try:
         check_env(subject, episodes=options.episodes, seed=options.seed, replies=replies)
     except (ConformanceError, CloneError) as error:
@@ -171,7 +162,7 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _play(options: argparse.Namespace) -> int:
-    env_args, name = as_object("--env-args", options.env_args), _single(options.name)
+    env_args, name = as_object("--env-args", options.env_args), options.name
     env = made_with(name, creator_of(name), env_args, env_args)
     env.reset(seed=options.seed)
     replies = read_replies(sys.stdin)

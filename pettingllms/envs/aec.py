@@ -15,20 +15,17 @@ estimator over episodes.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import inspect
 import io
-import math
 import operator
 import pickle
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, Self, cast
 
 import pettingzoo
 from gymnasium.utils import EzPickle
@@ -38,7 +35,7 @@ from pettingzoo.utils.wrappers.base import BaseWrapper
 
 from pettingllms.envs import arguments
 from pettingllms.envs.base import TextEnv
-from pettingllms.envs.several import SeveralEnvs, own_arguments
+from pettingllms.envs.several import SeveralEnvs, alone, entries_of
 from pettingllms.errors import (
     CloneError,
     ConfigError,
@@ -78,8 +75,6 @@ BRIDGES = {
     "pettingzoo": "pettingllms.contrib.games.classic_v0:env",
 }
 """What makes environments of something else: `textarena:TicTacToe-v0`, `program:my_team.py:solve`."""
-FORM = "a=coding,b=search*2"
-_NAMED = re.compile(r"[^:/.=]*=|[^:/.=]*,")
 
 
 # Positional only, because an environment may have an argument called `name` itself.
@@ -98,6 +93,9 @@ def load_env(name: str, /, **kwargs: Any) -> AnyEnv:
         UnknownNameError: the name is unknown; the text suggests a known one.
         ConfigError: the object at the path does not make an AEC environment, or an argument is unknown.
     """
+    if entries := entries_of(name):
+        parts = {key: load_env(env, **own) for key, (env, own) in alone(entries, kwargs).items()}
+        return SeveralEnvs(parts, entries)
     return made_by(creator_of(name), name, **kwargs)
 
 
@@ -155,7 +153,7 @@ def creator_of(name: str) -> Any:
 
     Raises:
         UnknownNameError: nothing has this name; the text suggests what does.
-        ConfigError: the path leads to something that cannot be called.
+        ConfigError: several environments, or a path to something that cannot be called.
     """
     # A JSON object has a colon, too, and would be taken for a path.
     if name.startswith("{"):
@@ -164,7 +162,8 @@ def creator_of(name: str) -> Any:
             "in --env-args.size 8"
         )
     if entries := entries_of(name):
-        return Several(entries, {key: creator_of(entry.env) for key, entry in entries.items()})
+        first, _ = next(iter(entries.values()))
+        raise ConfigError(f"{name!r} names several environments; give one, such as {first}")
     # Before paths, because such a name has the form of one.
     bridge, _, game = name.partition(":")
     if bridge == "judged":  # makes a maker, with the arguments of the environment inside
@@ -177,73 +176,6 @@ def creator_of(name: str) -> Any:
     entry_point = ENVIRONMENTS.path_of(name) if has_path else _registered(name)
     # PettingZoo's registry may also hold the function itself.
     return _resolve(entry_point) if isinstance(entry_point, str) else entry_point
-
-
-class Weighted(NamedTuple):
-    """One of several environments, as the settings have it."""
-
-    env: str
-    weight: float
-
-
-def entries_of(env: str) -> dict[str, Weighted]:
-    """Name -> entry of each of several environments; nothing for the name of one.
-
-    Raises:
-        ConfigError: not of the form `a=coding,b=search*2`.
-    """
-    if not _NAMED.match(env) or env.startswith("{"):
-        return {}
-    entries: dict[str, Weighted] = {}
-    for entry in env.split(","):
-        name, equals, value = (word.strip() for word in entry.partition("="))
-        source, star, weight = (word.strip() for word in value.partition("*"))
-        if not (equals and name.isidentifier() and source):
-            raise ConfigError(f"env: several environments have names, as in {FORM}, got {entry!r}")
-        if name in entries:
-            raise ConfigError(f"env: two environments are called {name!r}; give each its own name")
-        if entries_of(source):
-            raise ConfigError(f"env: {name!r} must be one environment, got {source!r}")
-        entries[name] = Weighted(source, _weight(name, weight) if star else 1.0)
-    return entries
-
-
-def _weight(name: str, text: str) -> float:
-    with contextlib.suppress(ValueError):
-        if 0 < (weight := float(text)) < math.inf:
-            return weight
-    raise ConfigError(f"env: the weight of {name!r} must be a number above 0, got {text!r}")
-
-
-def text_of(entries: Mapping[str, Weighted]) -> str:
-    """The inverse of `entries_of`."""
-    return ",".join(
-        f"{name}={entry.env}" + f"*{entry.weight}".removesuffix(".0") * (entry.weight != 1)
-        for name, entry in entries.items()
-    )
-
-
-def environment_of(env: str, task: str) -> str:
-    """The environment that a training task is of, by its id; `env` itself where that is the only one."""
-    return task.partition(":")[0] if entries_of(env) else env
-
-
-@dataclass(frozen=True)
-class Several:
-    """What makes several environments, each from its own maker."""
-
-    entries: Mapping[str, Weighted]
-    parts: Mapping[str, Any]
-
-    def __call__(self, **arguments: Any) -> SeveralEnvs:
-        """Makes them with arguments by name: `make("a=read,b=math", a={"split": "test"})`."""
-        by_name = own_arguments([*self.parts], arguments)
-        return self.made(lambda name: self.parts[name](**by_name[name]))
-
-    def made(self, make: Callable[[str], AnyEnv]) -> SeveralEnvs:
-        """The environments that `make` returns for the names."""
-        weights = {name: entry.weight for name, entry in self.entries.items()}
-        return SeveralEnvs({name: make(name) for name in weights}, weights)
 
 
 def _example(name: str) -> Any:
@@ -310,9 +242,9 @@ def seats_of(env: AnyEnv) -> tuple[list[str], list[str]]:
 
 
 def parts_of(env: Any) -> list[Any]:
-    """Several environments, or their makers, one by one; of one, itself."""
+    """Several environments one by one; of one, or of what makes one, itself."""
     inner = getattr(env, "unwrapped", env)
-    return [*inner.parts.values()] if isinstance(inner, Several | SeveralEnvs) else [env]
+    return [*inner.parts.values()] if isinstance(inner, SeveralEnvs) else [env]
 
 
 def longest(env: Any, counted: Callable[[Sequence[str]], int] = len) -> tuple[int | None, int]:

@@ -9,9 +9,11 @@ task that this environment would have at this place of the step in a run of its 
 
 from __future__ import annotations
 
+import math
 import random
+import re
 from bisect import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any
 
@@ -19,38 +21,64 @@ from pettingzoo import AECEnv
 
 from pettingllms.errors import ConfigError
 
-AnyEnv = AECEnv[Any, Any, Any]
+Entries = dict[str, tuple[str, float]]
+"""Name -> environment and weight."""
+FORM = "a=coding,b=search*2"
+_NAMED = re.compile(r"(?!{)[^:/.=]*[=,]")
 
 
-def own_arguments(names: Sequence[str], arguments: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Name -> the arguments of this environment: `{"a.size": 6}` is the same as `{"a": {"size": 6}}`.
+def entries_of(env: str) -> Entries:
+    """The entries of several environments; none for the name of one.
+
+    Raises:
+        ConfigError: not of the form `a=coding,b=search*2`.
+    """
+    if not _NAMED.match(env):
+        return {}
+    entries: Entries = {}
+    for entry in env.split(","):
+        name, equals, value = (word.strip() for word in entry.partition("="))
+        source, star, text = (word.strip() for word in value.partition("*"))
+        if not (equals and name.isidentifier() and source):
+            raise ConfigError(f"env: several environments have names, as in {FORM}, got {entry!r}")
+        if name in entries:
+            raise ConfigError(f"env: two environments are called {name!r}; give each its own name")
+        if _NAMED.match(source):
+            raise ConfigError(f"env: {name!r} must be one environment, got {source!r}")
+        try:
+            weight = float(text if star else 1)
+        except ValueError:
+            weight = math.nan
+        if not 0 < weight < math.inf:
+            raise ConfigError(f"env: the weight of {name!r} must be a number above 0, got {text!r}")
+        entries[name] = source, weight
+    return entries
+
+
+def alone(entries: Entries, arguments: Mapping[str, Any]) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Name -> environment and its own arguments: `{"a.size": 6}` is the same as `{"a": {"size": 6}}`.
 
     Raises:
         ConfigError: an argument without the name of an environment.
     """
-    by_name = {name: dict[str, Any]() for name in names}
+    own = {name: dict[str, Any]() for name in entries}
     for key, value in arguments.items():
         name, _, argument = key.partition(".")
-        if name not in by_name or not (argument or isinstance(value, Mapping)):
+        if name not in own or not (argument or isinstance(value, Mapping)):
             raise ConfigError(
-                f"env_args: {key!r} is of no environment of {', '.join(names)}; say of which it is, as in "
-                f"--env-args.{names[0]}.{argument or name} {value}"
+                f"env_args: {key!r} is of no environment of {', '.join(entries)}; say of which it is, as in "
+                f"--env-args.{next(iter(entries))}.{argument or name} {value}"
             )
-        by_name[name].update({argument: value} if argument else value)
-    return by_name
+        own[name].update({argument: value} if argument else value)
+    return {name: (env, own[name]) for name, (env, _) in entries.items()}
 
 
 class SeveralEnvs(AECEnv[str, Any, Any]):
-    """Several environments as one run has them, by name; their agents are those of all of them.
+    """Several environments as one run has them, by name; `Task.size` names the one that plays a task."""
 
-    Tasks name the one that plays them in `Task.size`, and `weights` are shares of the training tasks, up to a common factor.
-    """
-
-    reward_funcs: Sequence[Any] = ()
-
-    def __init__(self, parts: Mapping[str, AnyEnv], weights: Mapping[str, float]) -> None:
-        self.parts, self.weights = parts, weights
-        self.drawn_sizes = parts
+    def __init__(self, parts: Mapping[str, AECEnv[Any, Any, Any]], entries: Entries) -> None:
+        self.parts = self.drawn_sizes = parts
+        self.weights = {name: weight for name, (_, weight) in entries.items()}
         self.metadata = {"name": ",".join(f"{name}={part}" for name, part in parts.items())}
         agents = (agent for part in parts.values() for agent in part.possible_agents)
         self.possible_agents = list(dict.fromkeys(agents))

@@ -21,11 +21,12 @@ from pettingllms.assembly import (
     located,
     make_env,
     name_of_env,
+    one_of,
     partners_of,
 )
 from pettingllms.data.rows import data_digests, digest
-from pettingllms.envs.aec import entries_of, parts_of, roles_of, seats_of
-from pettingllms.envs.several import own_arguments
+from pettingllms.envs.aec import parts_of, roles_of, seats_of
+from pettingllms.envs.several import entries_of
 from pettingllms.errors import ConfigError, RunFolderError
 from pettingllms.evaluation import report
 from pettingllms.evaluation.chunks import EPISODES_AT_ONCE, Sampling
@@ -352,11 +353,8 @@ def settings_of(options: EvalConfig, source: EnvSource | None = None) -> Resolve
         # One adapter for all roles is a shared policy, unless the user says otherwise.
         if is_adapter(adapters):
             changes.setdefault("policies", "shared")
-    if (name := changes.get("env")) in (entries := entries_of(config.env)):
-        # One of the run's environments, with its own arguments.
-        own = own_arguments([*entries], config.env_args)[name]
-        config = dataclasses.replace(config, env=entries[name].env, env_args=own)
-        del changes["env"]
+    if changes.get("env") in entries_of(config.env):
+        config = one_of(config, changes.pop("env"))
     elif changes.get("env", config.env) != config.env:
         # These are the run's environment's own, and another one may not take them.
         config = dataclasses.replace(config, env_args={}, dataset=None, alpha=ATGRPOConfig.alpha)

@@ -11,7 +11,6 @@ from itertools import islice
 
 import torch
 
-from pettingllms.envs.aec import environment_of
 from pettingllms.errors import ConfigError
 from pettingllms.trainers.at_grpo import EPSILON, SAME, AtGrpo
 from pettingllms.trainers.config import ResolvedConfig
@@ -62,7 +61,8 @@ class AgentRl(AtGrpo):
         for group in groups:
             indices = [*islice(places, len(group.candidates))]
             if values_C[indices].any():
-                members[environment_of(self.config.env, group.key.task), group.policy] += indices
+                # The id of a task begins with the name of its environment.
+                members[group.key.task.partition(":")[0], group.policy] += indices
         scaled_C = torch.zeros_like(values_C)
         for indices in members.values():
             compared = values_C[indices]

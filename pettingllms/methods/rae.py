@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pettingllms.envs.aec import environment_of
+from pettingllms.envs.several import entries_of
 from pettingllms.methods.grpo import member_of
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.method import Method, argument
@@ -49,7 +49,8 @@ class Rae(Method):
         for group in ahead:
             member = (*member_of(group), group.key.role)
             if member not in surplus:
-                game = environment_of(self.config.env, group.key.task)
+                env, task = self.config.env, group.key.task
+                game = task.partition(":")[0] if entries_of(env) else env
                 key = f"{game}/{group.key.role}"
                 base, value = self.baseline.get(key, 0.0), group.episode_return
                 surplus[member] = value - base

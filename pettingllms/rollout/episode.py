@@ -73,8 +73,7 @@ class Episode:
 
     def __init__(self, template: AnyEnv, task: Task, index: int) -> None:
         if task.size:
-            drawn: Mapping[str, AnyEnv] = getattr(template.unwrapped, "drawn_sizes")  # noqa: B009
-            template = drawn[task.size]
+            template = getattr(template.unwrapped, "drawn_sizes")[task.size]  # noqa: B009
         env = template if isinstance(template, TextEnv) else ForeignEnv(template)
         self.env: PlayedEnv = env.clone()
         self.task, self.index = task, index
@@ -382,9 +381,8 @@ def tasks_of_step(env: AnyEnv, name: str, step: int, count: int, seed: int) -> l
     environments, each name heads those of its own tasks.
     """
     if isinstance(several := env.unwrapped, SeveralEnvs):
-        by_name = {
-            name: tasks_of_step(one, name, step, count, seed) for name, one in several.parts.items()
-        }
+        parts = several.parts.items()
+        by_name = {key: tasks_of_step(one, key, step, count, seed) for key, one in parts}
         drawn = several.drawn(step, count, seed)
         return [by_name[key][place]._replace(size=key) for place, key in enumerate(drawn)]
     # What is sampled follows from the ids, so that the folder of an environment of one's own must not be in them.

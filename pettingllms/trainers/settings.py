@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from pettingllms.data.rows import as_path, is_table
 from pettingllms.envs.aec import creator_of, parts_of
+from pettingllms.envs.several import entries_of
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.models import DEFAULT, SMOLLM2
 from pettingllms.models.gguf import fast_bfloat16
@@ -341,11 +342,9 @@ def _fitted(config: ATGRPOConfig) -> bool:
 
 
 def _kinds(config: ATGRPOConfig, env: Any) -> list[Any]:
-    """What has the declarations of the environment, or of each of several.
-
-    Of those that the settings name where `env` is None.
-    """
-    makers = parts_of(creator_of(config.env) if env is None else env)
+    """What has the declarations of `env`, or of all environments of the settings where it is None."""
+    names = [name for name, _ in entries_of(config.env).values()] or [config.env]
+    makers = [creator_of(name) for name in names] if env is None else parts_of(env)
     # A maker may be a `functools.partial` of the class that has the declarations.
     return [getattr(make, "func", make) if callable(make) else make.unwrapped for make in makers]
 
