@@ -146,7 +146,7 @@ def with_gate(plan: EvalPlan, options: EvalConfig) -> EvalPlan:
     """The plan, with the gated team after the others if the settings ask for it.
 
     Raises:
-        ConfigError: settings that exclude each other, or a record of other tasks or models.
+        ConfigError: settings of a gate without one, what no critic can read, or a record of other tasks or models.
         RunFolderError, UnknownNameError: no finished evaluation there, or without the team.
     """
     if options.gate is None:
