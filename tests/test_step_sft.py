@@ -106,7 +106,7 @@ def test_what_is_kept_has_the_weights_and_the_loss_of_the_table(tmp_path: Path) 
     said = {"good": "2", "wrong": "-2", "reflection": "0", "correction": "1"}
     (walk,) = walks([said[step] for step in case["inputs"]["steps"]])
     assert walk.success
-    write_step(str(folder_of(tmp_path / "run", [walk])), tmp_path / "out", roles=["walker"])
+    write_step(str(folder_of(tmp_path / "run", [walk])), tmp_path / "out")
     kept = {row["prompt"][0]["content"] for row in rows(tmp_path / "out" / "walker.jsonl")}
     prompts = [group.prompt for group in walk.groups if group.key.role == "walker"]
     weights = [int(prompt in kept) for prompt in prompts]
@@ -155,12 +155,13 @@ def test_the_command_says_what_it_kept_and_why_the_rest_is_left_out(
 ) -> None:
     run = folder_of(tmp_path / "run", walks(DETOUR, LOST))
     out = tmp_path / "out"
-    assert main(["step", str(run), "--out", str(out), "--roles", "walker"]) == 0
+    assert main(["step", str(run), "--out", str(out)]) == 0
     assert capsys.readouterr().out == (
+        f"{out}, guide: 4 of 8 decisions, from 1 of 2 episodes; left out: 4 in failed episodes\n"
         f"{out}, walker: 2 of 8 decisions, from 1 of 2 episodes; left out: 4 in failed "
         "episodes, 1 unreadable, 1 worse\n"
     )
-    assert [path.name for path in out.iterdir()] == ["walker.jsonl"]
+    assert sorted(path.name for path in out.iterdir()) == ["guide.jsonl", "walker.jsonl"]
 
 
 def test_an_evaluations_teams_are_told_apart_and_its_split_is_said(
@@ -189,10 +190,8 @@ def test_what_cannot_be_exported_is_refused_in_one_line_and_nothing_is_written(
     assert "it has no trajectories.jsonl" in error
     assert error.count("\n") == 1
     run = folder_of(tmp_path / "run", walks(LOST))
-    with pytest.raises(UnknownNameError, match="no role 'walkr'; did you mean 'walker'"):
-        write_step(str(run), out, roles=["walkr"])
     with pytest.raises(ConfigError, match=r"nothing of .* is left .*4 in failed episodes"):
-        write_step(str(run), out, roles=["walker"])
+        write_step(str(run), out)
     with pytest.raises(ConfigError, match="exists; name a new folder"):
         write_step(str(run), run)
     silent = folder_of(tmp_path / "silent", [Trajectory.of(Task("q", 0), 0, [decision(1.0)], early={}, cooperative=True)])  # fmt: skip

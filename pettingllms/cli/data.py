@@ -123,17 +123,10 @@ def _add_step(commands: Any) -> None:
         "STeP: all replies of successful episodes, except unparsable ones and those that lowered a score. "
         "Later prompts still contain these.",
     )
-    step.add_argument(
-        "source", metavar="run", help="folder of a run or an evaluation, or FOLDER:TEAM"
-    )
+    step.add_argument("run", help="folder of a run or an evaluation, or FOLDER:TEAM")
     step.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new folder")
     step.add_argument(
-        "--roles", default="", metavar="ROLE,...", help="roles, such as planner; default: all"
-    )
-    step.add_argument(
-        "--keep-failed",
-        action="store_true",
-        help="include right replies from failed episodes",
+        "--keep-failed", action="store_true", help="include right replies from failed episodes"
     )
 
 
@@ -367,12 +360,11 @@ def _step(options: argparse.Namespace) -> int:
     from pettingllms.evaluation.step import write_step
     from pettingllms.rollout.files import SETTINGS
 
-    out, (folder, _) = options.out, folder_and_team(options.source)
+    folder, _ = folder_and_team(options.run)
     split = read_settings(folder).get("split") if (folder / SETTINGS).is_file() else "train"
-    roles = [role.strip() for role in options.roles.split(",") if role.strip()]
-    tallies = write_step(options.source, out, roles=roles, keep_failed=options.keep_failed)
+    tallies = write_step(options.run, options.out, keep_failed=options.keep_failed)
     for role, tally in tallies.items():
-        print(f"{out}, {role}: {tally}")
+        print(f"{options.out}, {role}: {tally}")
     if split != "train":
         print(f"these tasks are in the split {split}: do not evaluate on it after training on them")
     return 0

@@ -73,9 +73,7 @@ class EvalConfig:
         "evaluation of the team on --split train",
     )
     gate_replies: int = policies_setting(
-        4,
-        "With --gate: most replies to one prompt; if all are refused, the best is played",
-        at_least=1,
+        4, "With --gate: most replies to a prompt; if none passes, the best is played", at_least=1
     )
     gate_threshold: float = policies_setting(
         0.0, "With --gate: smallest advantage over an empty reply at which a reply is played"
@@ -126,6 +124,10 @@ class EvalConfig:
             if field.metadata:
                 setattr(self, field.name, normalized(field, getattr(self, field.name)))
         check_values(self)
+        given = [n for n in ("swap", "members", "teacher", "gate") if getattr(self, n) is not None]
+        if len(given) > 1:
+            one, other = given[:2]
+            raise ConfigError(f"{one} does not go with {other}; leave out --{one} or --{other}")
         temperature = self.over.get("temperature", 1.0)
         if not temperature > 0:
             raise ConfigError(f"temperature must be above 0, got {temperature}; use --greedy for 0")

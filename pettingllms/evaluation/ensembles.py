@@ -199,15 +199,7 @@ class Wrapper:
 
     def __init__(self, policies: Sampler) -> None:
         self._policies = policies
-
-    @property
-    def continuous(self) -> bool:
-        """The same as for the policies."""
-        return self._policies.continuous
-
-    def policy_for(self, role: str) -> str:
-        """Returns what the policies return."""
-        return self._policies.policy_for(role)
+        self.continuous, self.policy_for = policies.continuous, policies.policy_for
 
     def prompt_ids(self, role: str, text: str) -> tuple[int, ...]:
         """Returns what the policies return."""
@@ -264,32 +256,23 @@ def with_members(options: EvalConfig) -> tuple[EvalConfig, dict[str, str]]:
     if options.members is None:
         for name in ("route", "route_out", "vote"):
             if getattr(options, name):
-                shown = name.replace("_", "-")
-                raise ConfigError(
-                    f"{name} is for an ensemble; name its teams: --members (--{shown})"
-                )
+                raise ConfigError(f"{name} is for an ensemble; name its teams: --members")
         return options, {}
-    for name in ("adapters", "swap"):
-        if getattr(options, name) is not None:
-            raise ConfigError(f"members have adapters of their own; leave out --{name}")
-    members = _named(options.members)
+    if options.adapters is not None:
+        raise ConfigError("members have adapters of their own; leave out --adapters")
+    members = pairs_of("members", options.members, "NAME=RUN")
     if len(members) < 2:
         raise ConfigError(f"members: {options.members!r} is one team; use --adapters, or name more")
+    for name in members:
+        check_policy_name(name)
+        if name in (ROUTED, VOTE):
+            raise ConfigError(f"members: the name {name!r} is taken; choose another")
+    members = {name: located_adapters(source) for name, source in members.items()}
     if options.route_out is not None and options.split != "train":
         raise ConfigError(
             f"route_out is made on training tasks, and split is {options.split}; add --split train"
         )
     return replace(options, adapters=next(iter(members.values()))), members
-
-
-def _named(spec: str) -> dict[str, str]:
-    """Name -> adapters of each member."""
-    members = pairs_of("members", spec, "NAME=RUN")
-    for name in members:
-        check_policy_name(name)
-        if name in (ROUTED, VOTE):
-            raise ConfigError(f"members: the name {name!r} is taken; choose another")
-    return {name: located_adapters(source) for name, source in members.items()}
 
 
 def plan_with(plan: EvalPlan, members: Mapping[str, str], options: EvalConfig) -> EvalPlan:

@@ -23,7 +23,6 @@ from pettingllms.evaluation.compare import read_side
 from pettingllms.evaluation.config import EvalConfig
 from pettingllms.evaluation.ensembles import Wrapper
 from pettingllms.methods.critic import Critics
-from pettingllms.methods.q_tree import followed
 from pettingllms.names import is_partner
 from pettingllms.rollout.engine import longest_prompts
 from pettingllms.rollout.files import TRAJECTORIES
@@ -40,7 +39,7 @@ REFUSED = (
     "Give an answer with a higher advantage."
 )
 OPTIONS = ("gate", "gate_replies", "gate_threshold", "gate_feedback")
-Tried = Sequence[tuple[Completion, float]]
+Tried = list[tuple[Completion, float]]
 """Replies to a prompt with their advantages."""
 
 
@@ -85,7 +84,7 @@ class Gated(Wrapper):
             for group in groups
             for ids in (group.chosen.completion.token_ids[:-1], ())
         ]
-        returns_N = followed(groups, 1.0) + torch.tensor([g.chosen.reward for g in groups])
+        returns_N = torch.tensor([group.episode_return - group.earlier for group in groups])
         self.critics.fit(self.critics.features(policies, rows), returns_N.repeat_interleave(2))
 
     def advantages(
@@ -110,7 +109,7 @@ class Gated(Wrapper):
         self, requests: Sequence[Request], n: int, **settings: Any
     ) -> list[list[Completion]]:
         """The reply that is played for every request; `n` is 1 in evaluations."""
-        unsettled = decisions = [(r, list[tuple[Completion, float]]()) for r in requests]
+        unsettled = decisions = [(request, Tried()) for request in requests]
         while unsettled and len(unsettled[0][1]) < self.replies:
             asked = [self._again(*decision, settings["max_new_tokens"]) for decision in unsettled]
             replies = [reply for [reply] in self._policies.sample(asked, n, **settings)]
@@ -147,7 +146,7 @@ def with_gate(plan: EvalPlan, options: EvalConfig) -> EvalPlan:
     """The plan, with the gated team after the others if the settings ask for it.
 
     Raises:
-        ConfigError: settings that exclude each other, or a record of other tasks or models.
+        ConfigError: settings of a gate without one, what no critic can read, or a record of other tasks or models.
         RunFolderError, UnknownNameError: no finished evaluation there, or without the team.
     """
     if options.gate is None:
@@ -156,13 +155,11 @@ def with_gate(plan: EvalPlan, options: EvalConfig) -> EvalPlan:
                 raise ConfigError(f"{name} is for a gate; name what its critic learns from: --gate")
         return plan
     config, team = plan.config, plan.teams[-1]
-    apart = {**vars(options), "workers": config.workers, "full": config.full}
-    if other := next(filter(apart.get, ("members", "swap", "teacher", "workers", "full")), None):
+    if config.workers or config.full or any(map(is_partner, plan.roles_to_policies.values())):
         raise ConfigError(
-            f"gate is for one team as it is, on a frozen base, in one process; leave out --{other}"
+            "gate has a critic, in one process and on a frozen base; leave out --workers, --full, and "
+            "models behind an API"
         )
-    if any(map(is_partner, plan.roles_to_policies.values())):
-        raise ConfigError("gate has a critic that cannot read models behind an API; leave it out")
     record, ours = read_side(f"{options.gate}:{team.title}"), plan.settings()
     env, model, split = (record.settings.get(name) for name in ("env", "model", "split"))
     if (env, model) != (ours["env"], ours["model"]) or split == plan.split:

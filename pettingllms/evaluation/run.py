@@ -49,7 +49,7 @@ from pettingllms.evaluation.rollouts import (
     title_of_swap,
 )
 from pettingllms.evaluation.scores import Evaluation, refusals, summarise
-from pettingllms.evaluation.step import CORRECTED, teacher_of
+from pettingllms.evaluation.step import teacher_of
 from pettingllms.names import (
     BASE,
     is_own,
@@ -276,15 +276,13 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
     Raises:
         ConfigError, UnknownNameError, DatasetError: settings that cannot be used.
     """
-    teacher = teacher_of(options)
     options, ensemble = with_members(options)
     config = settings_of(options, source)
     env = make_env(config, options.split, source, divide="dataset" not in options.over)
     roles_to_policies = parse_policies(config.policies, *seats_of(env))
+    teacher = teacher_of(options.teacher, env)
     seats = teacher.seats if teacher else {}
-    if teacher:
-        teacher.check(env)
-    check_partners(config, {**roles_to_policies, **seats}, given="api_base" in options.over)
+    check_partners(config, roles_to_policies | seats, given="api_base" in options.over)
     if not any(map(is_own, roles_to_policies.values())):
         config = dataclasses.replace(config, adapters=None)
     # Those of a run were checked when it began, with what it trains.
@@ -299,14 +297,10 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
             role: BASE if is_own(name) and name not in adapters and name not in per_policy else name
             for role, name in roles_to_policies.items()
         }
-    teams = lineups_of(
-        roles_to_policies,
-        adapters=config.adapters is not None,
-        base=options.base,
-        swap=options.swap,
-    )
+    adapted = config.adapters is not None
+    teams = lineups_of(roles_to_policies, adapters=adapted, base=options.base, swap=options.swap)
     if teacher:
-        teams = [Lineup(CORRECTED, config.adapters is not None, ensemble=teacher)]
+        teams = [Lineup("corrected", adapted, ensemble=teacher)]
         roles_to_policies |= seats
     tasks = held_out(env, options.split, options.limit)
     plan = EvalPlan(

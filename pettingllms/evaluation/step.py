@@ -12,7 +12,6 @@ have is wrong. The paper's teacher begins a correction with a reflection on the 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from urllib.parse import quote
 
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 from pettingllms.evaluation.compare import folder_and_team
-from pettingllms.evaluation.config import EvalConfig
 from pettingllms.names import check_policy_name, is_partner
 from pettingllms.rollout.engine import BLANK, Routed
 from pettingllms.rollout.episode import AnyEnv, Episode, score
@@ -30,8 +28,6 @@ from pettingllms.samplers.base import Sampler
 from pettingllms.trainers.method import NEEDS, lacking
 from pettingllms.types import Candidate
 
-CORRECTED = "corrected"
-"""Title of the team that a teacher corrects."""
 SOLVER, SOLVER_REWARD = "solver", "solver_reward"
 """The teacher on boards, and the entry of an info for what its reply would have earned."""
 SEAT = "/teacher"
@@ -80,11 +76,6 @@ class Teacher:
         """Its place beside those of the agents -> its policy; a solver needs none."""
         return {} if self.policy == SOLVER else {SEAT: self.policy}
 
-    def check(self, env: AnyEnv) -> None:
-        """Raises ConfigError for a solver as the teacher in an environment that has none."""
-        if self.policy == SOLVER and lacking(("demonstrations",), env):
-            raise ConfigError(f"teacher {SOLVER} {NEEDS['demonstrations'][1].format(env=env)}")
-
     def described(self) -> dict[str, Any]:
         """Returns who corrects, as JSON has it."""
         return {"teacher": self.policy}
@@ -107,39 +98,34 @@ class Teacher:
         return Routed(self.policy, notes, reply) if why else Routed(policy, notes)
 
 
-def teacher_of(options: EvalConfig) -> Teacher | None:
-    """The teacher that the settings name, if there is one.
+def teacher_of(name: str | None, env: AnyEnv) -> Teacher | None:
+    """The teacher of that name, if one is named.
 
     Raises:
-        ConfigError: it is neither the solver nor a model behind an API, or goes with other teams.
+        ConfigError: it is neither a model behind an API nor the environment's solver.
     """
-    if options.teacher is None:
+    if name is None:
         return None
-    if options.teacher != SOLVER and not is_partner(options.teacher):
-        raise ConfigError(
-            f"teacher is {SOLVER}, or a model behind an API, api:MODEL; got {options.teacher!r}"
-        )
-    check_policy_name(options.teacher)
-    for name in ("members", "swap"):
-        if getattr(options, name) is not None:
-            raise ConfigError(f"teacher corrects one team as it is; leave out --{name}")
-    return Teacher(options.teacher)
+    if name == SOLVER:
+        if lacking(("demonstrations",), env):
+            raise ConfigError(f"teacher {SOLVER} {NEEDS['demonstrations'][1].format(env=env)}")
+    elif not is_partner(name):
+        raise ConfigError(f"teacher is {SOLVER}, or a model behind an API, api:MODEL; got {name!r}")
+    check_policy_name(name)
+    return Teacher(name)
 
 
-def write_step(
-    source: str, out: Path, *, roles: Sequence[str] = (), keep_failed: bool = False
-) -> dict[str, Tally]:
+def write_step(source: str, out: Path, *, keep_failed: bool = False) -> dict[str, Tally]:
     """Writes `out/ROLE.jsonl`, a line for each reply to imitate; returns what is kept of each role.
 
     Args:
         source: folder of a run or an evaluation, or FOLDER:TEAM for one team of an evaluation.
         out: a folder that does not exist, written as a whole or not at all; has no file for a role without samples.
-        roles: only these; empty for all.
         keep_failed: also take what is not wrong from episodes that ended without success.
 
     Raises:
         ConfigError: `out` exists, nothing says which episodes succeed, nothing is left, or there are several teams.
-        UnknownNameError: a role or a team that did not act.
+        UnknownNameError: a team that did not play.
         RunFolderError: no episodes there, a damaged line, or `out` cannot be written.
     """
     if out.exists():
@@ -155,17 +141,15 @@ def write_step(
     if not team and len(teams) > 1:
         raise ConfigError(f"{source} has the teams {', '.join(teams)}; write {source}:TEAM")
     tallies = teams[team or next(iter(teams), "")]
-    for role in roles:
-        if role not in tallies:
-            raise UnknownNameError(f"{source} has no role {role!r}; {did_you_mean(role, tallies)}")
-    chosen = {role: tally for role, tally in tallies.items() if not roles or role in roles}
     # Quoted, because an environment may call its agents anything.
-    files = {f"{quote(role, safe=' ')}.jsonl": t.samples for role, t in chosen.items() if t.samples}
+    files = {
+        f"{quote(role, safe=' ')}.jsonl": t.samples for role, t in tallies.items() if t.samples
+    }
     if not files:
-        why = "; ".join(f"{role}: {tally}" for role, tally in chosen.items()) or "no decisions"
+        why = "; ".join(f"{role}: {tally}" for role, tally in tallies.items()) or "no decisions"
         raise ConfigError(f"nothing of {source} is left to imitate ({why})")
     write_folder(out, files)
-    return chosen
+    return tallies
 
 
 def _add(episode: Trajectory, tallies: dict[str, Tally], keep_failed: bool) -> None:

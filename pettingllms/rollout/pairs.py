@@ -118,7 +118,9 @@ def write_pairs(run: Path, out: Path, *, most: int = 8) -> dict[str, tuple[int, 
     pairs: dict[str, list[JsonObject]] = defaultdict(list)
     completions: dict[str, list[JsonObject]] = defaultdict(list)
     forked = False
-    for trajectories in _by_step(run):
+    # A run appends its steps one after the other, so that a step's lines are neighbors.
+    for _, lines in itertools.groupby(read_episodes(run), key=lambda read: read[0].get("step")):
+        trajectories = [trajectory for _, trajectory in lines]
         forked |= any(trajectory.came_from is not None for trajectory in trajectories)
         by_task: dict[tuple[str, str], list[JsonObject]] = defaultdict(list)
         for judgment in judged(trajectories):
@@ -175,13 +177,6 @@ def read_episodes(folder: Path) -> Iterator[tuple[Mapping[str, Any], Trajectory]
             except (ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
                 raise RunFolderError(f"{path}, line {number}: {error}") from error
             yield row, episode
-
-
-def _by_step(run: Path) -> Iterator[list[Trajectory]]:
-    """The episodes of each step of a run."""
-    # A run appends its steps one after the other, so that a step's lines are neighbors.
-    for _, step in itertools.groupby(read_episodes(run), key=lambda read: read[0].get("step")):
-        yield [trajectory for _, trajectory in step]
 
 
 def write_folder(out: Path, files: Mapping[str, Iterable[Any]]) -> None:
