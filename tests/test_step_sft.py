@@ -15,7 +15,7 @@ from pettingllms.cli.data import main
 from pettingllms.envs.base import TextEnv
 from pettingllms.envs.parsing import ParseError
 from pettingllms.envs.records import Outcome
-from pettingllms.errors import ConfigError, RunFolderError, UnknownNameError
+from pettingllms.errors import ConfigError, RunFolderError
 from pettingllms.evaluation.step import write_step, wrong
 from pettingllms.rollout.shapes import RolloutShape, Tree
 from pettingllms.rollout.trajectory import Trajectory
@@ -106,7 +106,7 @@ def test_what_is_kept_has_the_weights_and_the_loss_of_the_table(tmp_path: Path) 
     said = {"good": "2", "wrong": "-2", "reflection": "0", "correction": "1"}
     (walk,) = walks([said[step] for step in case["inputs"]["steps"]])
     assert walk.success
-    write_step(str(folder_of(tmp_path / "run", [walk])), tmp_path / "out")
+    write_step(folder_of(tmp_path / "run", [walk]), tmp_path / "out")
     kept = {row["prompt"][0]["content"] for row in rows(tmp_path / "out" / "walker.jsonl")}
     prompts = [group.prompt for group in walk.groups if group.key.role == "walker"]
     weights = [int(prompt in kept) for prompt in prompts]
@@ -118,7 +118,7 @@ def test_what_is_kept_has_the_weights_and_the_loss_of_the_table(tmp_path: Path) 
 
 def test_wrong_replies_are_no_samples_but_stay_in_later_prompts(tmp_path: Path) -> None:
     run = folder_of(tmp_path / "run", walks(DETOUR))
-    tallies = write_step(str(run), tmp_path / "out")
+    tallies = write_step(run, tmp_path / "out")
     assert replies(tmp_path / "out" / "walker.jsonl") == ["1", "3"]
     last = rows(tmp_path / "out" / "walker.jsonl")[-1]
     assert last["prompt"] == [{"role": "user", "content": "walker_0 after go 1 go -1 go um go"}]
@@ -129,18 +129,18 @@ def test_wrong_replies_are_no_samples_but_stay_in_later_prompts(tmp_path: Path) 
 
 def test_a_failed_episode_is_left_out_whole_unless_it_is_asked_for(tmp_path: Path) -> None:
     run = folder_of(tmp_path / "run", walks(DETOUR, LOST))
-    tally = write_step(str(run), tmp_path / "out")["walker"]
-    assert (len(tally.samples), tally.episodes) == (2, [True, False])
+    tally = write_step(run, tmp_path / "out")["walker"]
+    assert (len(tally.samples), tally.episodes) == (2, {0: True, 1: False})
     assert tally.left_out == {"in failed episodes": 4, "worse": 1, "unreadable": 1}
-    tally = write_step(str(run), tmp_path / "all", keep_failed=True)["walker"]
-    assert (len(tally.samples), tally.episodes) == (4, [True, True])
+    tally = write_step(run, tmp_path / "all", keep_failed=True)["walker"]
+    assert (len(tally.samples), tally.episodes) == (4, {0: True, 1: True})
     assert replies(tmp_path / "all" / "walker.jsonl") == ["1", "3", "1", "0"]
 
 
 def test_what_was_only_played_on_copies_is_no_sample(tmp_path: Path) -> None:
     (walk,) = walks(["1", "2"], shape=Tree(width=2, branch="best"))
     assert all(len(group.candidates) == 2 for group in walk.groups)
-    write_step(str(folder_of(tmp_path / "run", [walk])), tmp_path / "out")
+    write_step(folder_of(tmp_path / "run", [walk]), tmp_path / "out")
     assert replies(tmp_path / "out" / "walker.jsonl") == ["2", "2"]
 
 
@@ -172,13 +172,18 @@ def test_an_evaluations_teams_are_told_apart_and_its_split_is_said(
         file.write(json.dumps(walks(["3"])[0].row(team="base")) + "\n")
     settings = {"settings": {"split": "test"}, "versions": {}}
     (evaluation / "settings.json").write_text(json.dumps(settings))
-    with pytest.raises(ConfigError, match=r"teams adapters, base; write .*:TEAM"):
-        write_step(str(evaluation), tmp_path / "out")
-    with pytest.raises(UnknownNameError, match="no team 'bas'; did you mean 'base'"):
-        write_step(f"{evaluation}:bas", tmp_path / "out")
-    assert main(["step", f"{evaluation}:base", "--out", str(tmp_path / "out")]) == 0
+    assert main(["step", str(evaluation), "--out", str(tmp_path / "out")]) == 0
     assert "in the split test: do not evaluate on it" in capsys.readouterr().out
-    assert replies(tmp_path / "out" / "walker.jsonl") == ["3"]
+    assert replies(tmp_path / "out" / "adapters" / "walker.jsonl") == ["1", "3"]
+    assert replies(tmp_path / "out" / "base" / "walker.jsonl") == ["3"]
+
+
+def test_names_of_teams_and_roles_lead_out_of_no_folder(tmp_path: Path) -> None:
+    (walk,) = walks(["3"])
+    groups = [replace(g, key=g.key._replace(role="../x")) for g in walk.groups]
+    run = folder_of(tmp_path / "run", [replace(walk, groups=tuple(groups))], team="..")
+    assert [*write_step(run, tmp_path / "out")] == ["%2E%2E/%2E%2E%2Fx"]
+    assert len(rows(tmp_path / "out" / "%2E%2E" / "%2E%2E%2Fx.jsonl")) == 2
 
 
 def test_what_cannot_be_exported_is_refused_in_one_line_and_nothing_is_written(
@@ -191,15 +196,15 @@ def test_what_cannot_be_exported_is_refused_in_one_line_and_nothing_is_written(
     assert error.count("\n") == 1
     run = folder_of(tmp_path / "run", walks(LOST))
     with pytest.raises(ConfigError, match=r"nothing of .* is left .*4 in failed episodes"):
-        write_step(str(run), out)
+        write_step(run, out)
     with pytest.raises(ConfigError, match="exists; name a new folder"):
-        write_step(str(run), run)
+        write_step(run, run)
     silent = folder_of(tmp_path / "silent", [Trajectory.of(Task("q", 0), 0, [decision(1.0)], early={}, cooperative=True)])  # fmt: skip
     with pytest.raises(ConfigError, match=r"info `success`.*--keep-failed"):
-        write_step(str(silent), out)
+        write_step(silent, out)
     solved = folder_of(tmp_path / "solved", walks(DETOUR))
     with pytest.raises(RunFolderError, match="cannot write"):
-        write_step(str(solved), solved / "trajectories.jsonl" / "out")
+        write_step(solved, solved / "trajectories.jsonl" / "out")
     assert not out.exists()
 
 
@@ -209,13 +214,13 @@ def test_a_damaged_line_is_named(tmp_path: Path, line: str) -> None:
     with (run / "trajectories.jsonl").open("a") as file:
         file.write(line)
     with pytest.raises(RunFolderError, match=r"trajectories\.jsonl, line 2"):
-        write_step(str(run), tmp_path / "out")
+        write_step(run, tmp_path / "out")
     # A decision from which no episode went on.
     row = walks(DETOUR)[0].row()
     row["decisions"][0]["candidates"][0]["chosen"] = False
     (run / "trajectories.jsonl").write_text(json.dumps(row))
     with pytest.raises(RunFolderError, match=r"trajectories\.jsonl, line 1"):
-        write_step(str(run), tmp_path / "out")
+        write_step(run, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -231,7 +236,7 @@ def test_an_interrupted_export_leaves_no_folder(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_text", full)
         with pytest.raises(RunFolderError, match="No space left"):
-            write_step(str(run), tmp_path / "out")
+            write_step(run, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
@@ -241,7 +246,7 @@ def test_a_role_of_any_name_is_written_inside_the_folder(tmp_path: Path) -> None
     for decided in row["decisions"]:
         decided["role"] = "../../" + decided["role"]
     run = folder_of(tmp_path / "run", [Trajectory.from_row(row)])
-    write_step(str(run), tmp_path / "out")
+    write_step(run, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run"]
     assert len(list((tmp_path / "out").iterdir())) == 2
 
@@ -269,7 +274,7 @@ def exported(tmp_path: Path) -> Path:
         for group, text in zip(walk.groups, STRANGE, strict=True)
     ]
     run = folder_of(tmp_path / "run", [replace(walk, groups=tuple(groups))])
-    write_step(str(run), tmp_path / "out")
+    write_step(run, tmp_path / "out")
     return tmp_path / "out" / "guide.jsonl"
 
 

@@ -91,8 +91,8 @@ def test_a_local_student_is_corrected_and_the_correction_is_exported(
     assert evaluate([*words, "--out", str(out)]) == 0
     assert [policy for policy, _, _ in decisions(out)] == ["walker", "api:old"]
     assert main(["step", str(out), "--out", str(tmp_path / "step")]) == 0
-    assert replies(tmp_path / "step" / "walker.jsonl") == ["3"]
-    (row,) = rows(tmp_path / "step" / "walker.jsonl")
+    assert replies(tmp_path / "step" / "corrected" / "walker.jsonl") == ["3"]
+    (row,) = rows(tmp_path / "step" / "corrected" / "walker.jsonl")
     (line,) = rows(out / "trajectories.jsonl")
     said = [decided["candidates"][0]["completion"] for decided in line["decisions"][:3]]
     assert row["prompt"][0]["content"] == f"walker_0 after {' '.join(said)}"
@@ -190,7 +190,7 @@ def test_only_right_replies_of_corrected_episodes_that_succeed_are_exported(tmp_
         *corrected(Stairs(max_turns=2), seed=1, guide=["go"], walker=["-3"]),
     ]
     assert [episode.success for episode in episodes] == [True, False]
-    tallies = write_step(str(folder_of(tmp_path / "run", episodes)), tmp_path / "out")
+    tallies = write_step(folder_of(tmp_path / "run", episodes), tmp_path / "out")
     # The first reply is half of the solver's, and after -3 its two steps are too few.
     assert replies(tmp_path / "out" / "walker.jsonl") == ["2"]
     assert tallies["walker"].left_out == {"below the solver": 1, "in failed episodes": 2}

@@ -119,11 +119,11 @@ def _add_step(commands: Any) -> None:
         "step",
         action=_step,
         help="write the right replies of successful episodes, for TRL's SFTTrainer",
-        description="Writes DIR/ROLE.jsonl (prompt, completion), one line for each reply to imitate, as in "
-        "STeP: all replies of successful episodes, except unparsable ones and those that lowered a score. "
-        "Later prompts still contain these.",
+        description="Writes DIR/ROLE.jsonl (prompt, completion), or DIR/TEAM/ROLE.jsonl of an evaluation, one line "
+        "for each reply to imitate, as in STeP: all replies of successful episodes, except unparsable ones "
+        "and those that lowered a score. Later prompts still contain these.",
     )
-    step.add_argument("run", help="folder of a run or an evaluation, or FOLDER:TEAM")
+    step.add_argument("run", type=Path, help="folder of a run or an evaluation")
     step.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new folder")
     step.add_argument(
         "--keep-failed", action="store_true", help="include right replies from failed episodes"
@@ -355,16 +355,14 @@ def _pairs(options: argparse.Namespace) -> int:
 
 
 def _step(options: argparse.Namespace) -> int:
-    from pettingllms.evaluation.compare import folder_and_team
     from pettingllms.evaluation.folder import read_settings
     from pettingllms.evaluation.step import write_step
     from pettingllms.rollout.files import SETTINGS
 
-    folder, _ = folder_and_team(options.run)
-    split = read_settings(folder).get("split") if (folder / SETTINGS).is_file() else "train"
-    tallies = write_step(options.run, options.out, keep_failed=options.keep_failed)
-    for role, tally in tallies.items():
-        print(f"{options.out}, {role}: {tally}")
+    run, out = options.run, options.out
+    split = read_settings(run).get("split") if (run / SETTINGS).is_file() else "train"
+    for path, tally in write_step(run, out, keep_failed=options.keep_failed).items():
+        print(f"{out}, {path}: {tally}")
     if split != "train":
         print(f"these tasks are in the split {split}: do not evaluate on it after training on them")
     return 0

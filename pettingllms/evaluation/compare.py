@@ -199,19 +199,14 @@ def read_side(spec: str) -> Side:
         RunFolderError: no finished evaluation there.
         UnknownNameError: it has no such team.
     """
-    folder, team = folder_and_team(spec)
+    name, colon, team = spec.rpartition(":")
+    # A folder's own name may have a colon.
+    folder, team = (Path(name), team) if colon and not Path(spec).is_dir() else (Path(spec), "")
     episodes = read_trajectories(folder)
     if team and team not in episodes:
         raise UnknownNameError(f"{folder} has no team {team!r}; {did_you_mean(team, episodes)}")
     chosen = {team: episodes[team]} if team else episodes
     return Side(spec, read_settings(folder), chosen)
-
-
-def folder_and_team(spec: str) -> tuple[Path, str]:
-    """The parts of `FOLDER` or `FOLDER:TEAM`; the team is empty where none is named."""
-    folder, colon, team = spec.rpartition(":")
-    # A folder's own name may have a colon.
-    return (Path(spec), "") if not colon or Path(spec).is_dir() else (Path(folder), team)
 
 
 def compared(first: Side, second: Side, seed: int) -> list[Comparison]:

@@ -17,16 +17,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
-from pettingllms.evaluation.compare import folder_and_team
+from pettingllms.errors import ConfigError
 from pettingllms.names import check_policy_name, is_partner
 from pettingllms.rollout.engine import BLANK, Routed
 from pettingllms.rollout.episode import AnyEnv, Episode, score
 from pettingllms.rollout.pairs import read_episodes, said, write_folder
-from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.samplers.base import Sampler
 from pettingllms.trainers.method import NEEDS, lacking
-from pettingllms.types import Candidate
+from pettingllms.types import Candidate, Group
 
 SOLVER, SOLVER_REWARD = "solver", "solver_reward"
 """The teacher on boards, and the entry of an info for what its reply would have earned."""
@@ -40,14 +38,23 @@ class Tally:
 
     samples: list[dict[str, Any]] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
-    episodes: list[bool] = field(default_factory=list)
-    """Of each episode in which the role acted, whether a decision is kept."""
+    episodes: dict[int, bool] = field(default_factory=dict)
+    """Number of each episode in which the role acted -> whether a decision is kept."""
+
+    def add(self, episode: int, group: Group, reason: str | None) -> None:
+        """Counts a decision, and keeps it unless there is a reason against it."""
+        self.episodes[episode] = self.episodes.get(episode, False) or reason is None
+        if reason:
+            self.left_out[reason] += 1
+        else:
+            reply = said("assistant", group.chosen.completion.text)
+            self.samples.append({"prompt": said("user", group.prompt), "completion": reply})
 
     def __str__(self) -> str:
         decisions = len(self.samples) + self.left_out.total()
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(self.left_out.items()))
         return (
-            f"{len(self.samples)} of {decisions} decisions, from {sum(self.episodes)} of "
+            f"{len(self.samples)} of {decisions} decisions, from {sum(self.episodes.values())} of "
             f"{len(self.episodes)} episodes{'; left out: ' if reasons else ''}{reasons}"
         )
 
@@ -115,57 +122,39 @@ def teacher_of(name: str | None, env: AnyEnv) -> Teacher | None:
     return Teacher(name)
 
 
-def write_step(source: str, out: Path, *, keep_failed: bool = False) -> dict[str, Tally]:
-    """Writes `out/ROLE.jsonl`, a line for each reply to imitate; returns what is kept of each role.
+def write_step(folder: Path, out: Path, *, keep_failed: bool = False) -> dict[str, Tally]:
+    """Writes `out/ROLE.jsonl`, a line for each reply to imitate; of an evaluation `out/TEAM/ROLE.jsonl`.
 
     Args:
-        source: folder of a run or an evaluation, or FOLDER:TEAM for one team of an evaluation.
+        folder: of a run or an evaluation.
         out: a folder that does not exist, written as a whole or not at all; has no file for a role without samples.
         keep_failed: also take what is not wrong from episodes that ended without success.
 
+    Returns:
+        Path of each file in `out`, without its ending -> what it keeps.
+
     Raises:
-        ConfigError: `out` exists, nothing says which episodes succeed, nothing is left, or there are several teams.
-        UnknownNameError: a team that did not play.
+        ConfigError: `out` exists, nothing says which episodes succeed, or nothing is left.
         RunFolderError: no episodes there, a damaged line, or `out` cannot be written.
     """
     if out.exists():
         raise ConfigError(f"{out} exists; name a new folder")
-    folder, team = folder_and_team(source)
-    teams = defaultdict[str, dict[str, Tally]](dict)
-    for labels, episode in read_episodes(folder):
-        _add(episode, teams[str(labels.get("team", ""))], keep_failed)
-    if team and team not in teams:
-        raise UnknownNameError(
-            f"{folder} has no team {team!r}; {did_you_mean(team, filter(None, teams))}"
-        )
-    if not team and len(teams) > 1:
-        raise ConfigError(f"{source} has the teams {', '.join(teams)}; write {source}:TEAM")
-    tallies = teams[team or next(iter(teams), "")]
-    # Quoted, because an environment may call its agents anything.
-    files = {
-        f"{quote(role, safe=' ')}.jsonl": t.samples for role, t in tallies.items() if t.samples
-    }
+    tallies = defaultdict[str, Tally](Tally)
+    for number, (labels, episode) in enumerate(read_episodes(folder)):
+        if episode.groups and episode.success is None and not keep_failed:
+            raise ConfigError(
+                "the environment does not say whether a task was solved (info `success`); keep all episodes "
+                "with --keep-failed"
+            )
+        failed = None if episode.success or keep_failed else "in failed episodes"
+        for group in episode.groups:
+            # Quoted, because an environment may call its agents anything.
+            names = filter(None, (labels.get("team"), group.key.role))
+            path = "/".join(quote(str(name), safe=" ").replace(".", "%2E") for name in names)
+            tallies[path].add(number, group, failed or wrong(group.chosen))
+    files = {f"{path}.jsonl": tally.samples for path, tally in tallies.items() if tally.samples}
     if not files:
-        why = "; ".join(f"{role}: {tally}" for role, tally in tallies.items()) or "no decisions"
-        raise ConfigError(f"nothing of {source} is left to imitate ({why})")
+        why = "; ".join(f"{path}: {tally}" for path, tally in tallies.items()) or "no decisions"
+        raise ConfigError(f"nothing of {folder} is left to imitate ({why})")
     write_folder(out, files)
     return tallies
-
-
-def _add(episode: Trajectory, tallies: dict[str, Tally], keep_failed: bool) -> None:
-    if episode.groups and episode.success is None and not keep_failed:
-        raise ConfigError(
-            "the environment does not say whether a task was solved (info `success`); keep all episodes "
-            "with --keep-failed"
-        )
-    failed = None if episode.success or keep_failed else "in failed episodes"
-    for role in dict.fromkeys(group.key.role for group in episode.groups):
-        tally = tallies.setdefault(role, Tally())
-        before = len(tally.samples)
-        for group in (group for group in episode.groups if group.key.role == role):
-            if reason := failed or wrong(group.chosen):
-                tally.left_out[reason] += 1
-            else:
-                reply = said("assistant", group.chosen.completion.text)
-                tally.samples.append({"prompt": said("user", group.prompt), "completion": reply})
-        tally.episodes.append(len(tally.samples) > before)
