@@ -362,7 +362,7 @@ def test_a_policy_for_the_judge_is_planned() -> None:
             "has a judge, and judged: would be a second one",
         ),
         ({"env": "duet"}, "has no judge .--env judged:NAME adds one"),
-        ({"env": "judged:a=duet,b=math*2"}, r"write a=judged:duet,b=judged:math\*2$"),
+        ({"env": "judged:a=duet,b=math*2"}, "several environments; give one, such as duet"),
         ({"env": "judged:nothing"}, "unknown environment 'nothing'"),
         ({"env": "judged:duet", "env_args": {"rhoo": 1}}, "did you mean 'rho'"),
         ({"env": "judged:duet", "method_args": {"verdicts": 1}}, "verdicts must be a whole number"),

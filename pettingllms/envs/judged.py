@@ -18,7 +18,6 @@ from gymnasium.spaces import Dict
 from pettingllms.envs.aec import AnyEnv, ForeignEnv, creator_of, made_by, observe_text
 from pettingllms.envs.base import MAX_TEXT, FreeText
 from pettingllms.envs.parsing import shortened
-from pettingllms.envs.several import entries_of
 from pettingllms.envs.thinking import CLOSE, OPEN, without_thought
 from pettingllms.errors import ConfigError
 
@@ -34,9 +33,6 @@ _OF_EPISODES = ("success", "f1", "answer")
 
 def env(name: str) -> Callable[..., AnyEnv]:
     """Returns what makes the environment `name`, which is one, with a judge; its arguments are the environment's."""
-    if entries_of(name):
-        judged = name.replace("=", "=judged:")
-        raise ConfigError(f"judged: adds a judge to one environment; write {judged}")
     inner = creator_of(name)
     make = functools.wraps(inner, updated=())(
         lambda **kwargs: JudgedEnv(made_by(inner, name, **kwargs))
