@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -30,41 +30,61 @@ ROWS = 64
 """Decisions of one update of the critic."""
 
 
-class Critic:
-    """Two hidden layers of 64; predicts 0 before it has learned anything.
+class Network(nn.Sequential):
+    """Two hidden layers of 64; gives 0 before it has learned anything.
 
     Args:
         size: of the features.
-        seed: of its first weights and of the order in which it learns.
+        seed: of its first weights.
+    """
+
+    def __init__(self, size: int, seed: int) -> None:
+        first, second, last = (
+            nn.utils.skip_init(nn.Linear, *sizes) for sizes in pairwise((size, HIDDEN, HIDDEN, 1))
+        )
+        # A generator of its own: the global one is nobody's.
+        generator = torch.Generator().manual_seed(seed)
+        for layer in (first, second):
+            bound = layer.in_features**-0.5  # Kaiming's, as PyTorch initializes layers
+            for parameter in layer.parameters():
+                nn.init.uniform_(parameter, -bound, bound, generator=generator)
+        for parameter in last.parameters():
+            nn.init.zeros_(parameter)
+        # Normalized first, because hidden states have another scale in every model.
+        layers = (nn.LayerNorm(size), first, nn.Tanh(), second, nn.Tanh(), last, nn.Flatten(0))
+        super().__init__(*layers)
+        self.size = size
+
+
+class Critic:
+    """A network that learns targets, and what that takes.
+
+    Args:
+        network: gives a number for each decision; its `size` is that of the features.
+        seed: of the order in which it learns.
         learning_rate: of AdamW.
         epochs: passes over the targets of a step.
         memory: steps whose targets are learned again with those of a step, itself counted.
+        loss: of the numbers and the targets.
     """
 
     def __init__(
-        self, size: int, seed: int, *, learning_rate: float, epochs: int, memory: int = 1
+        self,
+        network: nn.Module,
+        seed: str,
+        *,
+        learning_rate: float,
+        epochs: int,
+        memory: int = 1,
+        loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = nn.functional.mse_loss,
     ) -> None:
-        self.size, self.seed, self.epochs, self.memory = size, seed, epochs, memory
-        self._past: list[tuple[torch.Tensor, torch.Tensor]] = []
-        """Features and targets of earlier steps."""
+        self.network, self.seed, self.loss = network, seed, loss
+        self.epochs, self.memory = epochs, memory
+        self.optimizer = torch.optim.AdamW(network.parameters(), lr=learning_rate)
         self.fits = 0
         """How often `fit` was called."""
-        # A generator of its own: the global one is nobody's. Kaiming's bound for layers as PyTorch
-        # initializes them.
-        generator = torch.Generator().manual_seed(seed)
-        sizes = (size, HIDDEN, HIDDEN)
-        # Normalized first, because hidden states have another scale in every model.
-        layers: list[nn.Module] = [nn.LayerNorm(size)]
-        for before, after in pairwise(sizes):
-            layer = nn.utils.skip_init(nn.Linear, before, after)
-            for parameter in layer.parameters():
-                nn.init.uniform_(parameter, -(before**-0.5), before**-0.5, generator=generator)
-            layers += [layer, nn.Tanh()]
-        last = nn.utils.skip_init(nn.Linear, HIDDEN, 1)
-        for parameter in last.parameters():
-            nn.init.zeros_(parameter)
-        self.network = nn.Sequential(*layers, last)
-        self.optimizer = torch.optim.AdamW(self.network.parameters(), lr=learning_rate)
+        self._past: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Features and targets of earlier steps."""
 
     @torch.no_grad()
     def values(self, features_NX: torch.Tensor) -> torch.Tensor:
@@ -73,7 +93,7 @@ class Critic:
         Raises:
             NonFiniteError: a prediction is not a finite number.
         """
-        values_N: torch.Tensor = self.network(features_NX)[:, 0].double()
+        values_N: torch.Tensor = self.network(features_NX).double()
         if not torch.isfinite(values_N).all():
             raise NonFiniteError(
                 "the critic predicts a value that is not finite; lower its learning_rate "
@@ -82,22 +102,24 @@ class Critic:
         return values_N
 
     def fit(self, features_NX: torch.Tensor, targets_N: torch.Tensor) -> None:
-        """Learns the targets by mean squared error, in an order that follows from seed and count."""
-        rng = random.Random(f"{self.seed} critic {self.fits}")
+        """Learns the targets, in an order that follows from seed and count."""
+        rng = random.Random(f"{self.seed} {self.fits}")
         self.fits += 1
         steps = [*self._past, (features_NX, targets_N.float())]
         self._past = steps[len(steps) - self.memory + 1 :] if self.memory > 1 else []
         features_NX, targets_N = (torch.cat(of_step) for of_step in zip(*steps, strict=True))
-        for rows in batches(rng, len(targets_N), self.epochs):
-            loss = nn.functional.mse_loss(self.network(features_NX[rows])[:, 0], targets_N[rows])
-            self.optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            self.optimizer.step()
+        for _ in range(self.epochs):
+            order = rng.sample(range(len(targets_N)), len(targets_N))
+            for start in range(0, len(order), ROWS):
+                rows = order[start : start + ROWS]
+                self.optimizer.zero_grad(set_to_none=True)
+                self.loss(self.network(features_NX[rows]), targets_N[rows]).backward()
+                self.optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, the optimizer's state, how often it has learned, and what it will learn again."""
         return {
-            "size": self.size,
+            "size": self.network.size,
             "fits": self.fits,
             "network": self.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -111,24 +133,12 @@ class Critic:
         self.optimizer.load_state_dict(state["optimizer"])
 
 
-def batches(rng: random.Random, count: int, epochs: int) -> Iterator[list[int]]:
-    """Numbers of the rows of one update after another, in a new order for each epoch."""
-    for _ in range(epochs):
-        order = rng.sample(range(count), count)
-        yield from (order[start : start + ROWS] for start in range(0, count, ROWS))
-
-
 class Critics:
     """A critic for each base model of a team, or for each policy, from the first text on that it judges."""
 
     def __init__(self, config: ResolvedConfig, *, by_policy: bool = False, **settings: Any) -> None:
         self._config, self._by_policy, self._settings = config, by_policy, settings
         self._critics: dict[int, Critic] = {}
-
-    @property
-    def fits(self) -> int:
-        """How often they have learned."""
-        return max((critic.fits for critic in self._critics.values()), default=0)
 
     def features(
         self, policies: PolicySet, rows: Sequence[tuple[str, Sequence[tuple[int, ...]]]]
@@ -140,22 +150,18 @@ class Critics:
             rows: policy, and token ids of texts, equally many in each row. Partners behind an API have no
                 hidden states here, and no critic.
         """
-        bases, names = policies.bases, policies.names
-        on_base, judged = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
-        for row, (policy, _) in enumerate(rows):
-            if policy in names:
-                base = bases.index(policies.base_of(policy))
-                on_base[base].append(row)
-                judged[names.index(policy) if self._by_policy else base].append(row)
-        of_row: dict[int, torch.Tensor] = {}
-        for base, members in on_base.items():
-            texts = [ids for row in members for ids in rows[row][1]]
-            states = bases[base].features(texts, self._config.tokens_per_batch)
-            of_row |= {row: torch.cat([states[ids] for ids in rows[row][1]]) for row in members}
-        return {
-            critic: (members, torch.stack([of_row[row] for row in members]))
-            for critic, members in judged.items()
-        }
+        features: dict[int, tuple[list[int], torch.Tensor]] = {}
+        for place, base in enumerate(policies.bases):
+            on_base = [row for row, (policy, _) in enumerate(rows) if policy in base.chats]
+            texts = [ids for row in on_base for ids in rows[row][1]]
+            states = base.features(texts, self._config.tokens_per_batch)
+            judged = defaultdict[int, list[int]](list)
+            for row in on_base:
+                judged[policies.names.index(rows[row][0]) if self._by_policy else place].append(row)
+            for critic, members in judged.items():
+                of_rows = [torch.cat([states[ids] for ids in rows[row][1]]) for row in members]
+                features[critic] = members, torch.stack(of_rows)
+        return features
 
     def values(self, count: int, features: Features) -> torch.Tensor:
         """Predictions for `count` rows, float64 `_N`; 0 for those without features.
@@ -165,7 +171,7 @@ class Critics:
         """
         values_N = torch.zeros(count, dtype=torch.float64)
         for critic, (rows, features_NX) in features.items():
-            values_N[rows] = self._for(critic, features_NX).values(features_NX)
+            values_N[rows] = self._critic(critic, features_NX.shape[1]).values(features_NX)
         return values_N
 
     def fit(
@@ -184,15 +190,13 @@ class Critics:
             mine = [number for number, row in enumerate(asked) if row in place]
             if mine:
                 chosen_NX = features_MX[[place[asked[number]] for number in mine]]
-                self._for(critic, chosen_NX).fit(chosen_NX, targets_N[mine])
+                self._critic(critic, features_MX.shape[1]).fit(chosen_NX, targets_N[mine])
 
-    def _for(self, number: int, features_NX: torch.Tensor) -> Critic:
+    def _critic(self, number: int, size: int) -> Critic:
         if number not in self._critics:
-            self._critics[number] = self._new(number, features_NX.shape[1])
+            seed = self._config.seed + number
+            self._critics[number] = Critic(Network(size, seed), f"{seed} critic", **self._settings)
         return self._critics[number]
-
-    def _new(self, number: int, size: int) -> Critic:
-        return Critic(size, self._config.seed + number, **self._settings)
 
     def state_dict(self) -> dict[str, Any]:
         """The critics; empty before the first step."""
@@ -202,8 +206,7 @@ class Critics:
         """Continues with the critics of an earlier step, or without any."""
         self._critics = {}
         for number, learned in state.items():
-            critic = self._critics[int(number)] = self._new(int(number), learned["size"])
-            critic.load_state_dict(learned)
+            self._critic(int(number), learned["size"]).load_state_dict(learned)
 
 
 class CriticMethod(Method):

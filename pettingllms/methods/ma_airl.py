@@ -19,7 +19,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from pettingllms.envs.base import next_agent
 from pettingllms.errors import ConfigError
-from pettingllms.methods.critic import Critic, batches
+from pettingllms.methods.critic import Critic, Network
 from pettingllms.rollout.episode import Episode, PlayedEnv, tasks_of_step
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.trainers.at_grpo import AtGrpo
@@ -40,31 +40,20 @@ class Reply(NamedTuple):
     """Empty at the end of an episode, and where the policy's context has no room for it."""
 
 
-class Discriminator:
-    """g and h of a role, both a `Critic` with `settings` that starts at 0."""
+class Discriminator(torch.nn.Module):
+    """r of replies, whose sigmoid is D; g and h are 0 at first."""
 
-    def __init__(self, size: int, seed: int, gamma: float, **settings: Any) -> None:
-        self.seed, self.gamma = seed, gamma
-        self.g, self.h = (Critic(size, seed + n, **settings) for n in range(2))
+    def __init__(self, size: int, seed: int, gamma: float) -> None:
+        super().__init__()
+        self.size, self.gamma = size, gamma
+        self.g, self.h = Network(size, seed), Network(size, seed + 1)
 
-    def f(self, features_NF: torch.Tensor) -> torch.Tensor:
-        """Returns f within its bounds, `_N`."""
-        o, oa, after, goes_on = features_NF.split([self.h.size] * 3 + [1], dim=1)
-        g, h, h_next = self.g.network(oa), self.h.network(o), goes_on * self.h.network(after)
-        f_N: torch.Tensor = (g + self.gamma * h_next - h)[:, 0]
-        return f_N.clamp(-LIMIT, LIMIT)
-
-    def fit(self, features_NF: torch.Tensor, logp_N: torch.Tensor, expert_N: torch.Tensor) -> None:
-        """Learns which replies are the expert's (1 in `expert_N`, else 0)."""
-        rng = random.Random(f"{self.seed} {self.g.fits}")
-        self.g.fits += 1
-        for rows in batches(rng, len(logp_N), self.g.epochs):
-            logits_N = self.f(features_NF[rows]) - logp_N[rows]  # D is its sigmoid
-            self.g.optimizer.zero_grad(set_to_none=True)
-            self.h.optimizer.zero_grad(set_to_none=True)
-            binary_cross_entropy_with_logits(logits_N, expert_N[rows]).backward()
-            self.g.optimizer.step()
-            self.h.optimizer.step()
+    def forward(self, features_NF: torch.Tensor) -> torch.Tensor:
+        """Returns r, `_N`."""
+        o, oa, after, rest = features_NF.split([self.size] * 3 + [2], dim=1)
+        goes_on_N, logp_N = rest.unbind(1)
+        f_N: torch.Tensor = self.g(oa) + self.gamma * (goes_on_N * self.h(after)) - self.h(o)
+        return f_N.clamp(-LIMIT, LIMIT) - logp_N.clamp(-LIMIT, 0.0)
 
 
 class MaAirl(AtGrpo):
@@ -99,7 +88,7 @@ class MaAirl(AtGrpo):
 
     def __init__(self, config: ResolvedConfig, **arguments: object) -> None:
         super().__init__(config, **arguments)
-        self._discriminators: dict[str, Discriminator] = {}
+        self._discriminators: dict[str, Critic] = {}
         self._solved: dict[str, dict[str, tuple[list[Reply], torch.Tensor]]] = {}
         """Policy -> role -> the solver's replies in the policy's tokens, and their features."""
 
@@ -112,31 +101,27 @@ class MaAirl(AtGrpo):
         played = defaultdict[tuple[str, str], list[tuple[Group, Candidate, Reply]]](list)
         for group, candidate, reply in chain.from_iterable(map(self._replayed, trajectories)):
             played[group.key.role, group.policy].append((group, candidate, reply))
+        # Equal replies to a prompt earn exactly the same.
         rewards: dict[tuple[GroupKey, tuple[int, ...]], float] = {}
         for (role, policy), decisions in played.items():
-            r = self._rewards(role, policy, [(c, reply) for _, c, reply in decisions])
-            rewards |= {(g.key, reply.token_ids): r[reply] for g, _, reply in decisions}
+            groups, candidates, replies = zip(*decisions, strict=True)
+            logp = [sum(candidate.completion.logprobs) for candidate in candidates]
+            r = self._rewards(role, policy, replies, torch.tensor(logp))
+            for group, reply, reward in zip(groups, replies, r, strict=True):
+                rewards[group.key, reply.token_ids] = reward
 
-        def reward(group: Group, candidate: Candidate) -> float:
+        def reward_of(group: Group, candidate: Candidate) -> float:
             if candidate.info.get("parse_error") is not None:
                 return -LIMIT
             return rewards.get((group.key, candidate.completion.token_ids), 0.0)
 
-        return [repaid(trajectory, reward) for trajectory in trajectories]
+        return [repaid(trajectory, reward_of) for trajectory in trajectories]
 
     def _rewards(
-        self, role: str, policy: str, played: Sequence[tuple[Candidate, Reply]]
-    ) -> dict[Reply, float]:
+        self, role: str, policy: str, replies: Sequence[Reply], logp_N: torch.Tensor
+    ) -> list[float]:
         """The r of replies, after their discriminator has learned from them and as many of the solver."""
         config = self.config
-        logp: dict[Reply, float] = {}
-        for candidate, reply in played:
-            # That of the first, so that equal replies earn exactly the same.
-            logp.setdefault(reply, sum(candidate.completion.logprobs))
-        features_NF, logp_N = self._features(policy, [*logp]), bounded([*logp.values()])
-        discriminator = self._discriminator(f"{role} {policy}", features_NF.shape[1] // 3)
-        row_of = {reply: row for row, reply in enumerate(logp)}
-        rows = [row_of[reply] for _, reply in played]
         if policy not in self._solved:
             solved = self._played_by_solver(policy)
             self._solved[policy] = {r: (of, self._features(policy, of)) for r, of in solved.items()}
@@ -145,19 +130,17 @@ class MaAirl(AtGrpo):
                 f"method {config.method}: the solver of {self.env} never plays {role}"
             )
         solver, solver_MF = self._solved[policy][role]
-        rng = random.Random(f"{config.seed} {role} {discriminator.g.fits}")
-        drawn = rng.choices(range(len(solver)), k=len(rows))
+        own_NF = torch.column_stack([self._features(policy, replies), logp_N])
+        discriminator = self._discriminator(f"{role} {policy}", solver_MF.shape[1] // 3)
+        rng = random.Random(f"{config.seed} {role} {discriminator.fits}")
+        drawn = rng.choices(range(len(solver)), k=len(replies))
         samples = [(policy, Sample(*solver[row][:2], (), 0.0)) for row in drawn]
         says = self.policies.sample_logprobs(samples, config.tokens_per_batch, config.temperature)
-        solver_N = bounded([float(says[sample].sum()) for sample in samples])
-        discriminator.fit(
-            torch.cat([features_NF[rows], solver_MF[drawn]]),
-            torch.cat([logp_N[rows], solver_N]),
-            torch.tensor([0.0, 1.0]).repeat_interleave(len(rows)),
-        )
-        with torch.no_grad():
-            r_N = discriminator.f(features_NF) - logp_N
-        return dict(zip(logp, r_N.tolist(), strict=True))
+        solver_logp_N = torch.stack([says[sample].sum() for sample in samples])
+        solver_NF = torch.column_stack([solver_MF[drawn], solver_logp_N])
+        expert_N = torch.tensor([0.0, 1.0]).repeat_interleave(len(replies))
+        discriminator.fit(torch.cat([own_NF, solver_NF]), expert_N)
+        return discriminator.values(own_NF).tolist()
 
     def _replayed(self, trajectory: Trajectory) -> Iterator[tuple[Group, Candidate, Reply]]:
         """Steps the environment again, since no record has what would have followed a candidate."""
@@ -207,27 +190,24 @@ class MaAirl(AtGrpo):
         goes_on = torch.tensor([[float(bool(after))] for *_, after in replies])
         return torch.cat([torch.stack(texts), goes_on], dim=1)
 
-    def _discriminator(self, name: str, size: int) -> Discriminator:
+    def _discriminator(self, name: str, size: int) -> Critic:
         if name not in self._discriminators:
             seed = random.Random(f"{self.config.seed} {name}").getrandbits(31)
-            settings = {"learning_rate": self.learning_rate, "epochs": self.epochs}
-            self._discriminators[name] = Discriminator(size, seed, self.gamma, **settings)
+            self._discriminators[name] = Critic(
+                Discriminator(size, seed, self.gamma),
+                str(seed),
+                learning_rate=self.learning_rate,
+                epochs=self.epochs,
+                loss=binary_cross_entropy_with_logits,
+            )
         return self._discriminators[name]
 
     def state_dict(self) -> dict[str, Any]:
-        """The networks of each role; empty before the first step."""
-        made = self._discriminators.items()
-        return {name: {"g": one.g.state_dict(), "h": one.h.state_dict()} for name, one in made}
+        """The discriminators; empty before the first step."""
+        return {name: one.state_dict() for name, one in self._discriminators.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues with what an earlier step learned, or with nothing."""
         self._discriminators = {}
-        for name, networks in state.items():
-            discriminator = self._discriminator(name, networks["h"]["size"])
-            discriminator.g.load_state_dict(networks["g"])
-            discriminator.h.load_state_dict(networks["h"])
-
-
-def bounded(logp: Sequence[float]) -> torch.Tensor:
-    """Returns log pi of replies within its bounds, `_N`; also where it is minus infinity."""
-    return torch.tensor(logp).clamp(-LIMIT, 0.0)
+        for name, learned in state.items():
+            self._discriminator(name, learned["size"]).load_state_dict(learned)
