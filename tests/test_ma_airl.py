@@ -69,11 +69,11 @@ def trainer_of(model: Path, env: Callable[..., TextEnv] = Solved, **changes: Any
 @pytest.mark.parametrize("name", ["expert's step", "own step"])
 def test_f_and_the_reward_are_those_of_the_table(name: str) -> None:
     inputs, expected = (cases("ma_airl")[name][key] for key in ("inputs", "expected"))
-    g, h, h_next, logp = (inputs[key] for key in ("g", "h", "h'", "log pi"))
-    one = Discriminator(1, 0, inputs["gamma"])
+    g, h, h_next, logp, gamma = (inputs[key] for key in ("g", "h", "h'", "log pi", "gamma"))
+    one: Any = Discriminator(5, 0)
     # Each feature is its own value, (o, a) of g and the others of h.
     one.g = one.h = torch.nn.Flatten(0)
-    f, reward = one(torch.tensor([[h, g, h_next, 1.0, 0.0], [h, g, h_next, 1.0, logp]]))
+    f, reward = one(torch.tensor([[h, g, h_next, gamma, of] for of in (0.0, logp)]))
     values = {"f": f, "D": reward.sigmoid(), "reward": reward}
     assert {key: value.item() for key, value in values.items()} == pytest.approx(expected, abs=1e-6)
 
@@ -88,7 +88,7 @@ def test_the_loss_is_that_of_the_table() -> None:
 def test_shaping_cancels_along_an_episode_as_in_the_table() -> None:
     case = cases("ma_airl")["shaping cancels along an episode (gamma 1)"]
     h = torch.tensor([*case["inputs"]["h"], case["inputs"]["h after the end"]])
-    one = Discriminator(1, 0, 1.0)
+    one: Any = Discriminator(5, 0)
     one.g = one.h = torch.nn.Flatten(0)
     steps = [h[:-1], torch.zeros(3), h[1:], torch.ones(3), torch.zeros(3)]
     total = one(torch.stack(steps, 1)).sum().item()
@@ -98,21 +98,20 @@ def test_shaping_cancels_along_an_episode_as_in_the_table() -> None:
 # The discriminator.
 
 
-def rows(kinds: Sequence[int], logp: float = 0.0, goes_on: float = 1.0) -> torch.Tensor:
+def rows(kinds: Sequence[int], logp: float = 0.0, gamma: float = 0.9) -> torch.Tensor:
     """Features of replies of two kinds: o and o' alike, (o, a) of its kind."""
     alike, kind = torch.ones(len(kinds), 4), torch.eye(4)[list(kinds)]
-    return torch.cat([alike, kind, alike, torch.tensor([[goes_on, logp]] * len(kinds))], 1)
+    return torch.cat([alike, kind, alike, torch.tensor([[gamma, logp]] * len(kinds))], 1)
 
 
-def learner(gamma: float, learning_rate: float, epochs: int) -> Critic:
+def learner(learning_rate: float, epochs: int) -> Critic:
     loss = torch.nn.functional.binary_cross_entropy_with_logits
-    one = Discriminator(4, 0, gamma)
-    return Critic(one, "0", learning_rate=learning_rate, epochs=epochs, loss=loss)
+    return Critic(Discriminator(14, 0), "0", learning_rate=learning_rate, epochs=epochs, loss=loss)
 
 
 @pytest.mark.slow
 def test_it_learns_to_pay_for_what_the_expert_does_and_stays_within_its_bounds() -> None:
-    one = learner(0.9, learning_rate=3e-2, epochs=50)
+    one = learner(learning_rate=3e-2, epochs=50)
     kinds = [0] * 20 + [1] * 20
     assert one.values(rows(kinds)).tolist() == [0.0] * 40, "before it has learned anything"
     labels_N = torch.tensor([0.0] * 20 + [1.0] * 20)
@@ -123,9 +122,9 @@ def test_it_learns_to_pay_for_what_the_expert_does_and_stays_within_its_bounds()
 
 
 def test_nothing_follows_the_end_of_an_episode() -> None:
-    one = learner(0.9, learning_rate=3e-2, epochs=5)
+    one = learner(learning_rate=3e-2, epochs=5)
     one.fit(rows([0, 1], logp=-1.0), torch.tensor([0.0, 1.0]))
-    ended = rows([0], goes_on=0.0)
+    ended = rows([0], gamma=0.0)
     changed = ended.clone()
     changed[:, 8:12] = 7.0
     assert torch.equal(one.values(ended), one.values(changed))
@@ -134,7 +133,7 @@ def test_nothing_follows_the_end_of_an_episode() -> None:
 
 @pytest.mark.parametrize("logp", [0.0, -1e-30, -LIMIT, -1e30, -math.inf])
 def test_a_probability_at_its_limits_gives_a_finite_reward_and_gradient(logp: float) -> None:
-    one = learner(1.0, learning_rate=1e-2, epochs=3)
+    one = learner(learning_rate=1e-2, epochs=3)
     one.fit(rows([0, 1], logp), torch.tensor([0.0, 1.0]))
     reward = one.values(rows([0, 1], logp))
     assert torch.isfinite(reward).all()
@@ -247,7 +246,8 @@ def test_what_follows_a_reply_is_what_the_next_agent_is_shown(model: Path) -> No
 
 def test_the_solver_plays_training_tasks_in_the_policys_tokens(model: Path) -> None:
     trainer = trainer_of(model)
-    replies: dict[str, list[Reply]] = trainer.method._played_by_solver("writer")  # type: ignore[attr-defined]
+    played = trainer.method._played_by_solver("writer")  # type: ignore[attr-defined]
+    replies: dict[str, list[Reply]] = {role: of for role, (of, _) in played.items()}
     chat = trainer.policies.chat
     assert {role: len(of) for role, of in replies.items()} == {"writer": 6, "reader": 6}
     for role, text in (("writer", "ab"), ("reader", "c")):

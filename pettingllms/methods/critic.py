@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -22,8 +22,8 @@ from pettingllms.policies.policy_set import PolicySet
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.method import Method
 
-Features = Mapping[int, tuple[list[int], torch.Tensor]]
-"""Number of a critic -> the rows that it judges, and their features `_NX`."""
+Features = Sequence[tuple[str, torch.Tensor] | None]
+"""Of each decision the name of its critic, and what that reads, `_X`; None where there is no critic."""
 
 HIDDEN = 64
 ROWS = 64
@@ -138,7 +138,7 @@ class Critics:
 
     def __init__(self, config: ResolvedConfig, *, by_policy: bool = False, **settings: Any) -> None:
         self._config, self._by_policy, self._settings = config, by_policy, settings
-        self._critics: dict[int, Critic] = {}
+        self._critics: dict[str, Critic] = {}
 
     def features(
         self, policies: PolicySet, rows: Sequence[tuple[str, Sequence[tuple[int, ...]]]]
@@ -150,63 +150,62 @@ class Critics:
             rows: policy, and token ids of texts, equally many in each row. Partners behind an API have no
                 hidden states here, and no critic.
         """
-        features: dict[int, tuple[list[int], torch.Tensor]] = {}
+        features: list[tuple[str, torch.Tensor] | None] = [None] * len(rows)
         for place, base in enumerate(policies.bases):
-            on_base = [row for row, (policy, _) in enumerate(rows) if policy in base.chats]
-            texts = [ids for row in on_base for ids in rows[row][1]]
+            texts = [ids for policy, of in rows if policy in base.chats for ids in of]
             states = base.features(texts, self._config.tokens_per_batch)
-            judged = defaultdict[int, list[int]](list)
-            for row in on_base:
-                judged[policies.names.index(rows[row][0]) if self._by_policy else place].append(row)
-            for critic, members in judged.items():
-                of_rows = [torch.cat([states[ids] for ids in rows[row][1]]) for row in members]
-                features[critic] = members, torch.stack(of_rows)
+            for row, (policy, of) in enumerate(rows):
+                if policy in base.chats:
+                    number = policies.names.index(policy) if self._by_policy else place
+                    features[row] = str(number), torch.cat([states[ids] for ids in of])
         return features
 
-    def values(self, count: int, features: Features) -> torch.Tensor:
-        """Predictions for `count` rows, float64 `_N`; 0 for those without features.
+    def values(self, features: Features) -> torch.Tensor:
+        """Predictions, float64 `_N`; 0 for decisions without a critic.
 
         Raises:
             NonFiniteError: a prediction is not a finite number.
         """
-        values_N = torch.zeros(count, dtype=torch.float64)
-        for critic, (rows, features_NX) in features.items():
-            values_N[rows] = self._critic(critic, features_NX.shape[1]).values(features_NX)
+        values_N = torch.zeros(len(features), dtype=torch.float64)
+        for critic, rows, features_RX in self._judging(features):
+            values_N[rows] = critic.values(features_RX)
         return values_N
 
-    def fit(
-        self, features: Features, targets_N: torch.Tensor, rows: Sequence[int] | None = None
-    ) -> None:
-        """Each critic learns the targets of its rows.
+    def fit(self, features: Features, targets_N: torch.Tensor) -> None:
+        """Each critic learns the targets of its decisions."""
+        for critic, rows, features_RX in self._judging(features):
+            critic.fit(features_RX, targets_N[rows])
 
-        Args:
-            features: of all rows.
-            targets_N: one for each row, or for each of `rows`.
-            rows: those to learn from; one may be named several times.
-        """
-        asked = range(len(targets_N)) if rows is None else rows
-        for critic, (members, features_MX) in features.items():
-            place = {row: number for number, row in enumerate(members)}
-            mine = [number for number, row in enumerate(asked) if row in place]
-            if mine:
-                chosen_NX = features_MX[[place[asked[number]] for number in mine]]
-                self._critic(critic, features_MX.shape[1]).fit(chosen_NX, targets_N[mine])
+    def _judging(self, features: Features) -> Iterator[tuple[Critic, list[int], torch.Tensor]]:
+        """Each critic, the rows that it judges, and their features."""
+        judged = defaultdict[str, dict[int, torch.Tensor]](dict)
+        for row, feature in enumerate(features):
+            if feature is not None:
+                name, feature_X = feature
+                judged[name][row] = feature_X
+        for name, of_row in judged.items():
+            features_RX = torch.stack([*of_row.values()])
+            yield self.critic(name, features_RX.shape[1]), [*of_row], features_RX
 
-    def _critic(self, number: int, size: int) -> Critic:
-        if number not in self._critics:
-            seed = self._config.seed + number
-            self._critics[number] = Critic(Network(size, seed), f"{seed} critic", **self._settings)
-        return self._critics[number]
+    def critic(self, name: str, size: int) -> Critic:
+        """Returns the critic of that name, a new one at the first call."""
+        if name not in self._critics:
+            self._critics[name] = self._new(name, size)
+        return self._critics[name]
+
+    def _new(self, name: str, size: int) -> Critic:
+        seed = self._config.seed + int(name)
+        return Critic(Network(size, seed), f"{seed} critic", **self._settings)
 
     def state_dict(self) -> dict[str, Any]:
         """The critics; empty before the first step."""
-        return {str(number): critic.state_dict() for number, critic in self._critics.items()}
+        return {name: critic.state_dict() for name, critic in self._critics.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues with the critics of an earlier step, or without any."""
         self._critics = {}
-        for number, learned in state.items():
-            self._critic(int(number), learned["size"]).load_state_dict(learned)
+        for name, learned in state.items():
+            self.critic(name, learned["size"]).load_state_dict(learned)
 
 
 class CriticMethod(Method):

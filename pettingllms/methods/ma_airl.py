@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from pettingllms.envs.base import next_agent
 from pettingllms.errors import ConfigError
-from pettingllms.methods.critic import Critic, Network
+from pettingllms.methods.critic import Critic, CriticMethod, Critics, Network
 from pettingllms.rollout.episode import Episode, PlayedEnv, tasks_of_step
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.trainers.at_grpo import AtGrpo
@@ -43,20 +44,30 @@ class Reply(NamedTuple):
 class Discriminator(torch.nn.Module):
     """r of replies, whose sigmoid is D; g and h are 0 at first."""
 
-    def __init__(self, size: int, seed: int, gamma: float) -> None:
+    def __init__(self, size: int, seed: int) -> None:
         super().__init__()
-        self.size, self.gamma = size, gamma
-        self.g, self.h = Network(size, seed), Network(size, seed + 1)
+        self.size, self.g, self.h = size, Network(size // 3, seed), Network(size // 3, seed + 1)
 
     def forward(self, features_NF: torch.Tensor) -> torch.Tensor:
         """Returns r, `_N`."""
-        o, oa, after, rest = features_NF.split([self.size] * 3 + [2], dim=1)
-        goes_on_N, logp_N = rest.unbind(1)
-        f_N: torch.Tensor = self.g(oa) + self.gamma * (goes_on_N * self.h(after)) - self.h(o)
+        o, oa, after = features_NF[:, :-2].chunk(3, dim=1)
+        gamma_N, logp_N = features_NF[:, -2], features_NF[:, -1]
+        f_N: torch.Tensor = self.g(oa) + gamma_N * self.h(after) - self.h(o)
         return f_N.clamp(-LIMIT, LIMIT) - logp_N.clamp(-LIMIT, 0.0)
 
 
-class MaAirl(AtGrpo):
+class Discriminators(Critics):
+    """Those of each role and policy."""
+
+    def _new(self, name: str, size: int) -> Critic:
+        seed, loss = (
+            random.Random(f"{self._config.seed} {name}").getrandbits(31),
+            binary_cross_entropy_with_logits,
+        )
+        return Critic(Discriminator(size, seed), str(seed), loss=loss, **self._settings)
+
+
+class MaAirl(CriticMethod, AtGrpo):
     """AT-GRPO on a reward learned from a solver's episodes instead of the environment's.
 
         f(o, a, o') = g(o, a) + gamma h(o') - h(o)
@@ -88,9 +99,9 @@ class MaAirl(AtGrpo):
 
     def __init__(self, config: ResolvedConfig, **arguments: object) -> None:
         super().__init__(config, **arguments)
-        self._discriminators: dict[str, Critic] = {}
-        self._solved: dict[str, dict[str, tuple[list[Reply], torch.Tensor]]] = {}
-        """Policy -> role -> the solver's replies in the policy's tokens, and their features."""
+        settings = {"learning_rate": self.learning_rate, "epochs": self.epochs}
+        self.critics = Discriminators(config, **settings)
+        self._solved = cache(self._played_by_solver)
 
     def credit(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """The records with learned rewards; 0 for partners behind an API, which learn nothing.
@@ -101,14 +112,12 @@ class MaAirl(AtGrpo):
         played = defaultdict[tuple[str, str], list[tuple[Group, Candidate, Reply]]](list)
         for group, candidate, reply in chain.from_iterable(map(self._replayed, trajectories)):
             played[group.key.role, group.policy].append((group, candidate, reply))
-        # Equal replies to a prompt earn exactly the same.
         rewards: dict[tuple[GroupKey, tuple[int, ...]], float] = {}
         for (role, policy), decisions in played.items():
-            groups, candidates, replies = zip(*decisions, strict=True)
-            logp = [sum(candidate.completion.logprobs) for candidate in candidates]
-            r = self._rewards(role, policy, replies, torch.tensor(logp))
-            for group, reply, reward in zip(groups, replies, r, strict=True):
-                rewards[group.key, reply.token_ids] = reward
+            r = self._rewards(role, policy, [(c, reply) for _, c, reply in decisions])
+            # Equal replies to a prompt have one place, and earn exactly the same.
+            places = [(group.key, reply.token_ids) for group, _, reply in decisions]
+            rewards.update(zip(places, r, strict=True))
 
         def reward_of(group: Group, candidate: Candidate) -> float:
             if candidate.info.get("parse_error") is not None:
@@ -118,28 +127,27 @@ class MaAirl(AtGrpo):
         return [repaid(trajectory, reward_of) for trajectory in trajectories]
 
     def _rewards(
-        self, role: str, policy: str, replies: Sequence[Reply], logp_N: torch.Tensor
+        self, role: str, policy: str, played: Sequence[tuple[Candidate, Reply]]
     ) -> list[float]:
         """The r of replies, after their discriminator has learned from them and as many of the solver."""
-        config = self.config
-        if policy not in self._solved:
-            solved = self._played_by_solver(policy)
-            self._solved[policy] = {r: (of, self._features(policy, of)) for r, of in solved.items()}
-        if role not in self._solved[policy]:
+        config, solved = self.config, self._solved(policy)
+        if role not in solved:
             raise ConfigError(
                 f"method {config.method}: the solver of {self.env} never plays {role}"
             )
-        solver, solver_MF = self._solved[policy][role]
-        own_NF = torch.column_stack([self._features(policy, replies), logp_N])
-        discriminator = self._discriminator(f"{role} {policy}", solver_MF.shape[1] // 3)
+        solver, solver_MF = solved[role]
+        features_NF = self._features(policy, [reply for _, reply in played])
+        logp_N = torch.tensor([sum(c.completion.logprobs) for c, _ in played])
+        own_NF = torch.column_stack([features_NF, logp_N])
+        discriminator = self.critics.critic(f"{role} {policy}", features_NF.shape[1] - 1)
         rng = random.Random(f"{config.seed} {role} {discriminator.fits}")
-        drawn = rng.choices(range(len(solver)), k=len(replies))
+        drawn = rng.choices(range(len(solver)), k=len(played))
         samples = [(policy, Sample(*solver[row][:2], (), 0.0)) for row in drawn]
         says = self.policies.sample_logprobs(samples, config.tokens_per_batch, config.temperature)
-        solver_logp_N = torch.stack([says[sample].sum() for sample in samples])
-        solver_NF = torch.column_stack([solver_MF[drawn], solver_logp_N])
-        expert_N = torch.tensor([0.0, 1.0]).repeat_interleave(len(replies))
-        discriminator.fit(torch.cat([own_NF, solver_NF]), expert_N)
+        logp_N = torch.stack([says[sample].sum() for sample in samples])
+        expert_NF = torch.column_stack([solver_MF[drawn], logp_N])
+        labels_N = torch.tensor([0.0, 1.0]).repeat_interleave(len(played))
+        discriminator.fit(torch.cat([own_NF, expert_NF]), labels_N)
         return discriminator.values(own_NF).tolist()
 
     def _replayed(self, trajectory: Trajectory) -> Iterator[tuple[Group, Candidate, Reply]]:
@@ -161,7 +169,8 @@ class MaAirl(AtGrpo):
         ids = self.policies.chat_for(policy).prompt_ids(env.text_for(agent)) if agent else ()
         return ids if len(ids) < self.policies.contexts[policy] else ()
 
-    def _played_by_solver(self, policy: str) -> dict[str, list[Reply]]:
+    def _played_by_solver(self, policy: str) -> dict[str, tuple[list[Reply], torch.Tensor]]:
+        """Role -> the solver's replies in the policy's tokens, and their features."""
         config, replies = self.config, defaultdict[str, list[Reply]](list)
         for task in tasks_of_step(self.env, config.env, 0, self.episodes, config.seed):
             episode = Episode(self.env, task, 0)
@@ -178,7 +187,7 @@ class MaAirl(AtGrpo):
                 if prompt_ids:
                     next_ids = self._shown(policy, episode.env)
                     replies[role].append(Reply(prompt_ids, token_ids, next_ids))
-        return replies
+        return {role: (of, self._features(policy, of)) for role, of in replies.items()}
 
     def _features(self, policy: str, replies: Sequence[Reply]) -> torch.Tensor:
         base, length = self.policies.base_of(policy), self.config.tokens_per_batch
@@ -187,27 +196,5 @@ class MaAirl(AtGrpo):
         over = {o + a: max(1, len(a)) for o, a, _ in replies}
         replied = base.features([*over], length, over)
         texts = [torch.cat([shown[o], replied[o + a], shown[n or o]]) for o, a, n in replies]
-        goes_on = torch.tensor([[float(bool(after))] for *_, after in replies])
-        return torch.cat([torch.stack(texts), goes_on], dim=1)
-
-    def _discriminator(self, name: str, size: int) -> Critic:
-        if name not in self._discriminators:
-            seed = random.Random(f"{self.config.seed} {name}").getrandbits(31)
-            self._discriminators[name] = Critic(
-                Discriminator(size, seed, self.gamma),
-                str(seed),
-                learning_rate=self.learning_rate,
-                epochs=self.epochs,
-                loss=binary_cross_entropy_with_logits,
-            )
-        return self._discriminators[name]
-
-    def state_dict(self) -> dict[str, Any]:
-        """The discriminators; empty before the first step."""
-        return {name: one.state_dict() for name, one in self._discriminators.items()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues with what an earlier step learned, or with nothing."""
-        self._discriminators = {}
-        for name, learned in state.items():
-            self._discriminator(name, learned["size"]).load_state_dict(learned)
+        gamma_N = torch.tensor([self.gamma if after else 0.0 for *_, after in replies])
+        return torch.column_stack([torch.stack(texts), gamma_N])

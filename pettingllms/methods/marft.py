@@ -90,13 +90,13 @@ class Gae(CriticMethod):
         features = self.critics.features(
             self.policies, [(group.policy, [group.prompt_ids]) for group in groups]
         )
-        values_N = self.critics.values(len(groups), features)
+        values_N = self.critics.values(features)
         cut = [row for row, group in enumerate(groups) if group.unplayed is not None]
         ends = [group.unplayed for group in groups if group.unplayed is not None]
         ends_N = torch.zeros_like(values_N)
         # After the first look at the decisions, so that a critic's size follows from these.
         unplayed = self.critics.features(self.policies, [(u.policy, [u.prompt_ids]) for u in ends])
-        ends_N[cut] = self.critics.values(len(cut), unplayed)
+        ends_N[cut] = self.critics.values(unplayed)
         advantages_N = chained(groups, values_N, self.gamma, self.lam, ends_N)
         # Before the advantages are standardized: the target A + V is in units of reward.
         self.critics.fit(features, advantages_N + values_N)

@@ -64,12 +64,12 @@ class QTree(CriticMethod, AtGrpo):
         features = self.critics.features(
             self.policies, [(policy, [prompt, prompt + ids[:-1]]) for policy, prompt, ids in rows]
         )
-        expected = self.critics.values(len(rows), features).tolist()
+        expected = self.critics.values(features).tolist()
         values = [
             c.reward + expected[rows[text]] for (_, c), text in zip(pairs, texts, strict=True)
         ]
         chosen = [rows[g.policy, g.prompt_ids, g.chosen.completion.token_ids] for g in groups]
-        self.critics.fit(features, followed(groups, self.gamma), chosen)
+        self.critics.fit([features[row] for row in chosen], followed(groups, self.gamma))
         return [*self.compared(groups, values)]
 
 
