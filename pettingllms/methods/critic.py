@@ -138,7 +138,7 @@ class Critics:
 
     def __init__(self, config: ResolvedConfig, *, by_policy: bool = False, **settings: Any) -> None:
         self._config, self._by_policy, self._settings = config, by_policy, settings
-        self._critics: dict[str, Critic] = {}
+        self.made: dict[str, Critic] = {}
 
     def features(
         self, policies: PolicySet, rows: Sequence[tuple[str, Sequence[tuple[int, ...]]]]
@@ -189,23 +189,13 @@ class Critics:
 
     def critic(self, name: str, size: int) -> Critic:
         """Returns the critic of that name, a new one at the first call."""
-        if name not in self._critics:
-            self._critics[name] = self._new(name, size)
-        return self._critics[name]
+        if name not in self.made:
+            self.made[name] = self._new(name, size)
+        return self.made[name]
 
     def _new(self, name: str, size: int) -> Critic:
         seed = self._config.seed + int(name)
         return Critic(Network(size, seed), f"{seed} critic", **self._settings)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The critics; empty before the first step."""
-        return {name: critic.state_dict() for name, critic in self._critics.items()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues with the critics of an earlier step, or without any."""
-        self._critics = {}
-        for name, learned in state.items():
-            self.critic(name, learned["size"]).load_state_dict(learned)
 
 
 class CriticMethod(Method):
@@ -215,8 +205,10 @@ class CriticMethod(Method):
 
     def state_dict(self) -> dict[str, Any]:
         """The critics; empty before the first step."""
-        return self.critics.state_dict()
+        return {name: critic.state_dict() for name, critic in self.critics.made.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues with the critics of an earlier step, or without any."""
-        self.critics.load_state_dict(state)
+        self.critics.made.clear()
+        for name, learned in state.items():
+            self.critics.critic(name, learned["size"]).load_state_dict(learned)

@@ -46,7 +46,8 @@ class Discriminator(torch.nn.Module):
 
     def __init__(self, size: int, seed: int) -> None:
         super().__init__()
-        self.size, self.g, self.h = size, Network(size // 3, seed), Network(size // 3, seed + 1)
+        self.size = size
+        self.g, self.h = Network(size // 3, seed), Network(size // 3, seed + 1)
 
     def forward(self, features_NF: torch.Tensor) -> torch.Tensor:
         """Returns r, `_N`."""
@@ -60,11 +61,9 @@ class Discriminators(Critics):
     """Those of each role and policy."""
 
     def _new(self, name: str, size: int) -> Critic:
-        seed, loss = (
-            random.Random(f"{self._config.seed} {name}").getrandbits(31),
-            binary_cross_entropy_with_logits,
-        )
-        return Critic(Discriminator(size, seed), str(seed), loss=loss, **self._settings)
+        seed = random.Random(f"{self._config.seed} {name}").getrandbits(31)
+        network, loss = Discriminator(size, seed), binary_cross_entropy_with_logits
+        return Critic(network, str(seed), loss=loss, **self._settings)
 
 
 class MaAirl(CriticMethod, AtGrpo):
@@ -99,8 +98,7 @@ class MaAirl(CriticMethod, AtGrpo):
 
     def __init__(self, config: ResolvedConfig, **arguments: object) -> None:
         super().__init__(config, **arguments)
-        settings = {"learning_rate": self.learning_rate, "epochs": self.epochs}
-        self.critics = Discriminators(config, **settings)
+        self.critics = Discriminators(config, learning_rate=self.learning_rate, epochs=self.epochs)
         self._solved = cache(self._played_by_solver)
 
     def credit(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
@@ -136,10 +134,10 @@ class MaAirl(CriticMethod, AtGrpo):
                 f"method {config.method}: the solver of {self.env} never plays {role}"
             )
         solver, solver_MF = solved[role]
-        features_NF = self._features(policy, [reply for _, reply in played])
         logp_N = torch.tensor([sum(c.completion.logprobs) for c, _ in played])
+        features_NF = self._features(policy, [reply for _, reply in played])
         own_NF = torch.column_stack([features_NF, logp_N])
-        discriminator = self.critics.critic(f"{role} {policy}", features_NF.shape[1] - 1)
+        discriminator = self.critics.critic(f"{role} {policy}", own_NF.shape[1])
         rng = random.Random(f"{config.seed} {role} {discriminator.fits}")
         drawn = rng.choices(range(len(solver)), k=len(played))
         samples = [(policy, Sample(*solver[row][:2], (), 0.0)) for row in drawn]

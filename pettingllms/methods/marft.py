@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 
@@ -118,11 +117,6 @@ class MarftGae(Gae, Alternate):
     """MARFT with the paper's critic: advantages run along the chain of the team's decisions."""
 
 
-class _Next(NamedTuple):
-    advantage: float
-    value: float
-
-
 def chained(
     groups: Sequence[Group],
     values_N: torch.Tensor,
@@ -141,17 +135,16 @@ def chained(
             else 0; None for 0 everywhere.
     """
     advantages_N = torch.zeros_like(values_N)
-    after: dict[tuple[str, int, str], _Next] = {}
+    after: dict[tuple[str, int, str], tuple[float, float]] = {}
     # Later decisions first, because an advantage needs the one that follows it in its chain.
     for at in sorted(range(len(groups)), key=lambda n: groups[n].key.parent, reverse=True):
         group, value, chain = groups[at], float(values_N[at]), member_of(groups[at])
         end = 0.0 if ends_N is None else float(ends_N[at])
-        following = after.get(chain, _Next(0.0, end))
-        reward = group.chosen.reward + group.late_reward
-        delta = reward + gamma * following.value - value
-        advantage = delta + gamma * lam * following.advantage
+        next_advantage, next_value = after.get(chain, (0.0, end))
+        delta = group.chosen.reward + group.late_reward + gamma * next_value - value
+        advantage = delta + gamma * lam * next_advantage
         advantages_N[at] = advantage
-        after[chain] = _Next(advantage, value)
+        after[chain] = advantage, value
     return advantages_N
 
 
