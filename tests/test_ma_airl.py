@@ -36,6 +36,7 @@ from tests.test_estimators_golden import cases, decision, made
 from tests.tiny_lm import save_tiny
 
 torch.set_num_threads(1)
+LOSS = torch.nn.functional.binary_cross_entropy_with_logits
 CONFIG = dataclasses.replace(
     SMALL,
     method="ma_airl",
@@ -81,7 +82,7 @@ def test_f_and_the_reward_are_those_of_the_table(name: str) -> None:
 def test_the_loss_is_that_of_the_table() -> None:
     case = cases("ma_airl")["discriminator's loss (expert 1, own 0)"]
     logits = torch.tensor([case["inputs"]["D expert"], case["inputs"]["D own"]]).logit()
-    loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.tensor([1.0, 0.0]))
+    loss = LOSS(logits, torch.tensor([1.0, 0.0]))
     assert loss.item() == pytest.approx(case["expected"]["loss"], abs=1e-6)
 
 
@@ -104,9 +105,8 @@ def rows(kinds: Sequence[int], logp: float = 0.0, gamma: float = 0.9) -> torch.T
     return torch.cat([alike, kind, alike, torch.tensor([[gamma, logp]] * len(kinds))], 1)
 
 
-def learner(learning_rate: float, epochs: int) -> Critic:
-    loss = torch.nn.functional.binary_cross_entropy_with_logits
-    return Critic(Discriminator(14, 0), "0", learning_rate=learning_rate, epochs=epochs, loss=loss)
+def learner(**settings: Any) -> Critic:
+    return Critic(Discriminator(14, 0), "0", **settings)
 
 
 @pytest.mark.slow
@@ -116,14 +116,14 @@ def test_it_learns_to_pay_for_what_the_expert_does_and_stays_within_its_bounds()
     assert one.values(rows(kinds)).tolist() == [0.0] * 40, "before it has learned anything"
     labels_N = torch.tensor([0.0] * 20 + [1.0] * 20)
     for _ in range(20):
-        one.fit(rows(kinds, logp=-1.0), labels_N)
+        one.fit(rows(kinds, logp=-1.0), labels_N, LOSS)
     own, expert = one.values(rows([0, 1])).tolist()
     assert -LIMIT <= own < -2 < 2 < expert <= LIMIT
 
 
 def test_nothing_follows_the_end_of_an_episode() -> None:
     one = learner(learning_rate=3e-2, epochs=5)
-    one.fit(rows([0, 1], logp=-1.0), torch.tensor([0.0, 1.0]))
+    one.fit(rows([0, 1], logp=-1.0), torch.tensor([0.0, 1.0]), LOSS)
     ended = rows([0], gamma=0.0)
     changed = ended.clone()
     changed[:, 8:12] = 7.0
@@ -134,7 +134,7 @@ def test_nothing_follows_the_end_of_an_episode() -> None:
 @pytest.mark.parametrize("logp", [0.0, -1e-30, -LIMIT, -1e30, -math.inf])
 def test_a_probability_at_its_limits_gives_a_finite_reward_and_gradient(logp: float) -> None:
     one = learner(learning_rate=1e-2, epochs=3)
-    one.fit(rows([0, 1], logp), torch.tensor([0.0, 1.0]))
+    one.fit(rows([0, 1], logp), torch.tensor([0.0, 1.0]), LOSS)
     reward = one.values(rows([0, 1], logp))
     assert torch.isfinite(reward).all()
     assert reward.abs().max() <= 2 * LIMIT

@@ -12,18 +12,21 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from torch.nn.functional import mse_loss
 
 from pettingllms.errors import NonFiniteError
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.trainers.config import ResolvedConfig
-from pettingllms.trainers.method import Method
+from pettingllms.trainers.method import Method, argument
 
 Features = Sequence[tuple[str, torch.Tensor] | None]
 """Of each decision the name of its critic, and what that reads, `_X`; None where there is no critic."""
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Of predictions and targets."""
 
 HIDDEN = 64
 ROWS = 64
@@ -65,21 +68,12 @@ class Critic:
         learning_rate: of AdamW.
         epochs: passes over the targets of a step.
         memory: steps whose targets are learned again with those of a step, itself counted.
-        loss: of the numbers and the targets.
     """
 
     def __init__(
-        self,
-        network: nn.Module,
-        seed: str,
-        *,
-        learning_rate: float,
-        epochs: int,
-        memory: int = 1,
-        loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = nn.functional.mse_loss,
+        self, network: nn.Module, seed: str, *, learning_rate: float, epochs: int, memory: int = 1
     ) -> None:
-        self.network, self.seed, self.loss = network, seed, loss
-        self.epochs, self.memory = epochs, memory
+        self.network, self.seed, self.epochs, self.memory = network, seed, epochs, memory
         self.optimizer = torch.optim.AdamW(network.parameters(), lr=learning_rate)
         self.fits = 0
         """How often `fit` was called."""
@@ -101,7 +95,9 @@ class Critic:
             )
         return values_N
 
-    def fit(self, features_NX: torch.Tensor, targets_N: torch.Tensor) -> None:
+    def fit(
+        self, features_NX: torch.Tensor, targets_N: torch.Tensor, loss: Loss = mse_loss
+    ) -> None:
         """Learns the targets, in an order that follows from seed and count."""
         rng = random.Random(f"{self.seed} {self.fits}")
         self.fits += 1
@@ -113,7 +109,7 @@ class Critic:
             for start in range(0, len(order), ROWS):
                 rows = order[start : start + ROWS]
                 self.optimizer.zero_grad(set_to_none=True)
-                self.loss(self.network(features_NX[rows]), targets_N[rows]).backward()
+                loss(self.network(features_NX[rows]), targets_N[rows]).backward()
                 self.optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
@@ -143,12 +139,11 @@ class Critics:
     def features(
         self, policies: PolicySet, rows: Sequence[tuple[str, Sequence[tuple[int, ...]]]]
     ) -> Features:
-        """What the base models make of texts: hidden states at their last tokens, side by side.
+        """The base models' hidden states at the last tokens of texts, side by side.
 
         Args:
-            policies: whose base models read the texts.
-            rows: policy, and token ids of texts, equally many in each row. Partners behind an API have no
-                hidden states here, and no critic.
+            policies: whose base models read; partners behind an API have none here, and no critic.
+            rows: policy, and token ids of texts, equally many in each row.
         """
         features: list[tuple[str, torch.Tensor] | None] = [None] * len(rows)
         for place, base in enumerate(policies.bases):
@@ -161,11 +156,7 @@ class Critics:
         return features
 
     def values(self, features: Features) -> torch.Tensor:
-        """Predictions, float64 `_N`; 0 for decisions without a critic.
-
-        Raises:
-            NonFiniteError: a prediction is not a finite number.
-        """
+        """Predictions as of `Critic.values`; 0 for decisions without a critic."""
         values_N = torch.zeros(len(features), dtype=torch.float64)
         for critic, rows, features_RX in self._judging(features):
             values_N[rows] = critic.values(features_RX)
@@ -199,9 +190,19 @@ class Critics:
 
 
 class CriticMethod(Method):
-    """A method whose checkpoints have its critics."""
+    """A method with critics, which learn at its `learning_rate` and are part of its checkpoints."""
 
-    critics: Critics
+    frozen_base = True
+    learning_rate: float = argument(3e-3, above=0)
+    epochs: int = argument(10, at_least=1, whole=True)
+    memory: int = 1
+    by_policy: ClassVar[bool] = False
+    kind: ClassVar[type[Critics]] = Critics
+
+    def __init__(self, config: ResolvedConfig, **arguments: object) -> None:
+        super().__init__(config, **arguments)
+        settings = {name: getattr(self, name) for name in ("learning_rate", "epochs", "memory")}
+        self.critics = self.kind(config, by_policy=self.by_policy, **settings)
 
     def state_dict(self) -> dict[str, Any]:
         """The critics; empty before the first step."""

@@ -84,9 +84,8 @@ class Rivals(Method):
     def players(self, step: int, players: Mapping[str, str], trained: Sequence[str]) -> Casting:
         """The learner and the version that was drawn, in seats that change with every step."""
         learner, rival = self._pair(players, trained)
-        opponent = learner if self.drawn is None else rival
-        first, second = (opponent, learner) if step % 2 else (learner, opponent)
-        seats = {learner: first, rival: second}
+        played = learner if self.drawn is None else rival
+        seats = {learner: played, rival: learner} if step % 2 else {learner: learner, rival: played}
         # Policies that are neither, such as a model behind an API, stay where they are.
         return Casting({role: seats.get(name, name) for role, name in players.items()}, (learner,))
 
@@ -128,8 +127,7 @@ class Rivals(Method):
 
     def state_dict(self) -> dict[str, Any]:
         """The next step, the versions, their rates, and what the joined method learned."""
-        league = self.step, dict(self.kept), dict(self.rates)
-        return {**super().state_dict(), "rivals": league}
+        return {**super().state_dict(), "rivals": (self.step, dict(self.kept), dict(self.rates))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues with the versions of an earlier step, of which the drawn one takes its seat again."""

@@ -3,7 +3,7 @@
 MA-AIRL (Yu et al. 2019, https://arxiv.org/abs/1907.13220): the adversarial inverse reinforcement learning of Fu et al. 2018
 (https://arxiv.org/abs/1710.11248) with a discriminator for each agent. AT-GRPO needs no critic, so its attention critic is not built.
 
-Shapes: `_N` replies, `_F` features of a reply: of o, of (o, a), of o', and 1 where o' is there.
+Shapes: `_N` replies, `_F` features of a reply: of o, of (o, a), of o', gamma (0 where o' is not there), and log pi.
 """
 
 from __future__ import annotations
@@ -62,8 +62,7 @@ class Discriminators(Critics):
 
     def _new(self, name: str, size: int) -> Critic:
         seed = random.Random(f"{self._config.seed} {name}").getrandbits(31)
-        network, loss = Discriminator(size, seed), binary_cross_entropy_with_logits
-        return Critic(network, str(seed), loss=loss, **self._settings)
+        return Critic(Discriminator(size, seed), str(seed), **self._settings)
 
 
 class MaAirl(CriticMethod, AtGrpo):
@@ -90,15 +89,12 @@ class MaAirl(CriticMethod, AtGrpo):
     shapes = ("tree",)
     needs = ("demonstrations",)
     credits = "reward"
-    frozen_base = True
+    kind = Discriminators
     gamma: float = argument(0.99, at_least=0, at_most=1)
     episodes: int = argument(200, at_least=1, whole=True)
-    learning_rate: float = argument(3e-3, above=0)
-    epochs: int = argument(10, at_least=1, whole=True)
 
     def __init__(self, config: ResolvedConfig, **arguments: object) -> None:
         super().__init__(config, **arguments)
-        self.critics = Discriminators(config, learning_rate=self.learning_rate, epochs=self.epochs)
         self._solved = cache(self._played_by_solver)
 
     def credit(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
@@ -145,7 +141,8 @@ class MaAirl(CriticMethod, AtGrpo):
         logp_N = torch.stack([says[sample].sum() for sample in samples])
         expert_NF = torch.column_stack([solver_MF[drawn], logp_N])
         labels_N = torch.tensor([0.0, 1.0]).repeat_interleave(len(played))
-        discriminator.fit(torch.cat([own_NF, expert_NF]), labels_N)
+        both_NF = torch.cat([own_NF, expert_NF])
+        discriminator.fit(both_NF, labels_N, binary_cross_entropy_with_logits)
         return discriminator.values(own_NF).tolist()
 
     def _replayed(self, trajectory: Trajectory) -> Iterator[tuple[Group, Candidate, Reply]]:
