@@ -139,7 +139,7 @@ def accepted(name: str, folder: Path) -> list[tuple[str, Method]]:
         critics = getattr(made, "critics", None)
         if critics is not None:  # which expect nothing before the first step
             made.attach(None, None)
-            critics.features = lambda _policies, rows: {}
+            critics.features = lambda _policies, rows: [None] * len(rows)
         if isinstance(made, MaAirl):
             # Whose rewards a model learns, but for replies that cannot be read.
             made._replayed = lambda _: iter(())  # type: ignore[method-assign, assignment]

@@ -13,7 +13,7 @@ import torch
 from pettingllms.assembly import plan_run
 from pettingllms.envs.base import Outcome
 from pettingllms.errors import NonFiniteError
-from pettingllms.methods.critic import Critic
+from pettingllms.methods.critic import Critic, Network
 from pettingllms.methods.marft import chained, standardized
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.trainers.at_grpo import ATGRPO
@@ -138,7 +138,7 @@ def test_episodes_have_chains_of_their_own() -> None:
 @pytest.mark.slow
 def test_a_critic_learns_and_does_not_touch_the_global_generator() -> None:
     before = torch.get_rng_state()
-    critic = Critic(8, 3, learning_rate=1e-2, epochs=20)
+    critic = Critic(Network(8, 3), "3", learning_rate=1e-2, epochs=20)
     features = torch.eye(8)
     targets = torch.linspace(-1, 2, 8).double()
     assert critic.values(features).tolist() == [0.0] * 8
@@ -149,7 +149,7 @@ def test_a_critic_learns_and_does_not_touch_the_global_generator() -> None:
 
 
 def test_a_value_that_is_no_number_stops_the_training() -> None:
-    critic = Critic(4, 0, learning_rate=1e-3, epochs=1)
+    critic = Critic(Network(4, 0), "0", learning_rate=1e-3, epochs=1)
     with pytest.raises(NonFiniteError, match="critic"):
         critic.values(torch.full((1, 4), float("nan")))
 

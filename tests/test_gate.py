@@ -105,7 +105,7 @@ def advantages(values: dict[tuple[int, ...], float], *replies: Completion) -> li
     gate.critics = Critics(CONFIG, by_policy=True, learning_rate=1e-3, epochs=1)
     known: Any = gate.critics
     known.features = lambda _policies, rows: [values[texts[1]] for _, texts in rows]
-    known.values = lambda _count, features: torch.tensor(features, dtype=torch.float64)
+    known.values = lambda features: torch.tensor(features, dtype=torch.float64)
     sampler = ScriptedSampler(lambda *_: "")
     return gate.advantages(sampler, [Request("p", (9,), 0) for _ in replies], replies)
 
@@ -132,9 +132,7 @@ def test_a_critic_learns_replies_and_waiting_from_returns(monkeypatch: pytest.Mo
     monkeypatch.setattr(
         Critics,
         "features",
-        lambda _self, _policies, rows: {
-            0: (list(range(len(rows))), torch.eye(3)[[place[texts[1]] for _, texts in rows]])
-        },
+        lambda _self, _policies, rows: [("0", torch.eye(3)[place[texts[1]]]) for _, texts in rows],
     )
     record = []
     for number, (reply, paid) in enumerate(zip(replies * 10, returns * 10, strict=True)):

@@ -13,7 +13,7 @@ from pettingzoo import AECEnv
 
 from pettingllms.assembly import plan_run
 from pettingllms.errors import ConfigError, NonFiniteError
-from pettingllms.methods.league import League, Version, won_by
+from pettingllms.methods.league import League, won_by
 from pettingllms.policies.loading import load_policies
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.runs import checkpoints
@@ -100,7 +100,7 @@ def league_of(**arguments: Any) -> League:
 
 
 def with_versions(league: League, **rates: float) -> League:
-    league.kept = {int(name[1:]): Version({}, rate) for name, rate in rates.items()}
+    league.rates = {int(name[1:]): rate for name, rate in rates.items()}
     return league
 
 
@@ -199,7 +199,7 @@ def test_draws_follow_from_seed_step_and_results_alone() -> None:
         random.seed(len(arguments))
         drawn = []
         for league.step in range(3000):
-            drawn.append(league._draw())
+            drawn.append(league.drawn)
         return drawn
 
     drawn = draws(itself=0.4)
@@ -220,7 +220,7 @@ def test_the_rate_of_the_opponent_follows_what_was_won(model: Path) -> None:
         mine = "first_0" if step == 2 else "second_0"
         points = [0.5 + t.returns[mine] / 2 for t in trajectories]
         rate = (rate + sum(points) / len(points)) / 2
-        assert method.kept[0].rate == pytest.approx(rate)
+        assert method.rates[0] == pytest.approx(rate)
     assert rate != 0.5
 
 
@@ -260,8 +260,8 @@ def test_other_comparisons_play_in_the_league_and_keep_their_state(
     twin.attach(env(), trainer.policies)
     twin.load_state_dict(state)
     again = twin.state_dict()
-    one, other = again.pop("rivals"), state.pop("rivals")
-    assert (one["drawn"], list(one["kept"])) == (other["drawn"], [0, 1])
+    (step, kept, rates), other = again.pop("rivals"), state.pop("rivals")
+    assert (step, list(kept), rates) == (2, [0, 1], other[2])
     assert again == state
 
 

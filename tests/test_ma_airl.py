@@ -19,7 +19,8 @@ from pettingllms.cli import train
 from pettingllms.envs import make
 from pettingllms.envs.base import TextEnv, next_agent
 from pettingllms.errors import ConfigError, GroupError
-from pettingllms.methods.ma_airl import LIMIT, Discriminator, Reply, bounded
+from pettingllms.methods.critic import Critic
+from pettingllms.methods.ma_airl import LIMIT, Discriminator, Reply
 from pettingllms.names import model_path
 from pettingllms.policies.chat import Chat
 from pettingllms.policies.loading import load_policies
@@ -35,6 +36,7 @@ from tests.test_estimators_golden import cases, decision, made
 from tests.tiny_lm import save_tiny
 
 torch.set_num_threads(1)
+LOSS = torch.nn.functional.binary_cross_entropy_with_logits
 CONFIG = dataclasses.replace(
     SMALL,
     method="ma_airl",
@@ -68,12 +70,11 @@ def trainer_of(model: Path, env: Callable[..., TextEnv] = Solved, **changes: Any
 @pytest.mark.parametrize("name", ["expert's step", "own step"])
 def test_f_and_the_reward_are_those_of_the_table(name: str) -> None:
     inputs, expected = (cases("ma_airl")[name][key] for key in ("inputs", "expected"))
-    g, h, h_next, logp = (torch.tensor(inputs[key]) for key in ("g", "h", "h'", "log pi"))
-    one = Discriminator(1, 0, inputs["gamma"], learning_rate=1e-3, epochs=1)
+    g, h, h_next, logp, gamma = (inputs[key] for key in ("g", "h", "h'", "log pi", "gamma"))
+    one: Any = Discriminator(5, 0)
     # Each feature is its own value, (o, a) of g and the others of h.
-    one.g.network = one.h.network = torch.nn.Sequential()
-    f = one.f(torch.stack([h, g, h_next, torch.tensor(1.0)])[None])[0]
-    reward = f - logp
+    one.g = one.h = torch.nn.Flatten(0)
+    f, reward = one(torch.tensor([[h, g, h_next, gamma, of] for of in (0.0, logp)]))
     values = {"f": f, "D": reward.sigmoid(), "reward": reward}
     assert {key: value.item() for key, value in values.items()} == pytest.approx(expected, abs=1e-6)
 
@@ -81,58 +82,63 @@ def test_f_and_the_reward_are_those_of_the_table(name: str) -> None:
 def test_the_loss_is_that_of_the_table() -> None:
     case = cases("ma_airl")["discriminator's loss (expert 1, own 0)"]
     logits = torch.tensor([case["inputs"]["D expert"], case["inputs"]["D own"]]).logit()
-    loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.tensor([1.0, 0.0]))
+    loss = LOSS(logits, torch.tensor([1.0, 0.0]))
     assert loss.item() == pytest.approx(case["expected"]["loss"], abs=1e-6)
 
 
 def test_shaping_cancels_along_an_episode_as_in_the_table() -> None:
     case = cases("ma_airl")["shaping cancels along an episode (gamma 1)"]
     h = torch.tensor([*case["inputs"]["h"], case["inputs"]["h after the end"]])
-    one = Discriminator(1, 0, 1.0, learning_rate=1e-3, epochs=1)
-    one.g.network = one.h.network = torch.nn.Sequential()
-    total = one.f(torch.stack([h[:-1], torch.zeros(3), h[1:], torch.ones(3)], 1)).sum().item()
+    one: Any = Discriminator(5, 0)
+    one.g = one.h = torch.nn.Flatten(0)
+    steps = [h[:-1], torch.zeros(3), h[1:], torch.ones(3), torch.zeros(3)]
+    total = one(torch.stack(steps, 1)).sum().item()
     assert total == pytest.approx(case["expected"]["sum of gamma h' - h"], abs=1e-6)
 
 
 # The discriminator.
 
 
-def rows(kinds: Sequence[int], goes_on: float = 1.0) -> torch.Tensor:
+def rows(kinds: Sequence[int], logp: float = 0.0, gamma: float = 0.9) -> torch.Tensor:
     """Features of replies of two kinds: o and o' alike, (o, a) of its kind."""
     alike, kind = torch.ones(len(kinds), 4), torch.eye(4)[list(kinds)]
-    return torch.cat([alike, kind, alike, torch.full((len(kinds), 1), goes_on)], 1)
+    return torch.cat([alike, kind, alike, torch.tensor([[gamma, logp]] * len(kinds))], 1)
+
+
+def learner(**settings: Any) -> Critic:
+    return Critic(Discriminator(14, 0), "0", **settings)
 
 
 @pytest.mark.slow
 def test_it_learns_to_pay_for_what_the_expert_does_and_stays_within_its_bounds() -> None:
-    one = Discriminator(4, 0, 0.9, learning_rate=3e-2, epochs=50)
+    one = learner(learning_rate=3e-2, epochs=50)
     kinds = [0] * 20 + [1] * 20
-    assert one.f(rows(kinds)).tolist() == [0.0] * 40, "before it has learned anything"
+    assert one.values(rows(kinds)).tolist() == [0.0] * 40, "before it has learned anything"
     labels_N = torch.tensor([0.0] * 20 + [1.0] * 20)
     for _ in range(20):
-        one.fit(rows(kinds), bounded([-1.0] * 40), labels_N)
-    own, expert = one.f(rows([0, 1])).tolist()
+        one.fit(rows(kinds, logp=-1.0), labels_N, LOSS)
+    own, expert = one.values(rows([0, 1])).tolist()
     assert -LIMIT <= own < -2 < 2 < expert <= LIMIT
 
 
 def test_nothing_follows_the_end_of_an_episode() -> None:
-    one = Discriminator(4, 0, 0.9, learning_rate=3e-2, epochs=5)
-    one.fit(rows([0, 1]), bounded([-1.0, -1.0]), torch.tensor([0.0, 1.0]))
-    ended = rows([0], goes_on=0.0)
+    one = learner(learning_rate=3e-2, epochs=5)
+    one.fit(rows([0, 1], logp=-1.0), torch.tensor([0.0, 1.0]), LOSS)
+    ended = rows([0], gamma=0.0)
     changed = ended.clone()
     changed[:, 8:12] = 7.0
-    assert torch.equal(one.f(ended), one.f(changed))
-    assert not torch.equal(one.f(rows([0])), one.f(ended))
+    assert torch.equal(one.values(ended), one.values(changed))
+    assert not torch.equal(one.values(rows([0])), one.values(ended))
 
 
 @pytest.mark.parametrize("logp", [0.0, -1e-30, -LIMIT, -1e30, -math.inf])
 def test_a_probability_at_its_limits_gives_a_finite_reward_and_gradient(logp: float) -> None:
-    one = Discriminator(4, 0, 1.0, learning_rate=1e-2, epochs=3)
-    one.fit(rows([0, 1]), bounded([logp, logp]), torch.tensor([0.0, 1.0]))
-    reward = one.f(rows([0, 1])) - bounded([logp, logp])
+    one = learner(learning_rate=1e-2, epochs=3)
+    one.fit(rows([0, 1], logp), torch.tensor([0.0, 1.0]), LOSS)
+    reward = one.values(rows([0, 1], logp))
     assert torch.isfinite(reward).all()
     assert reward.abs().max() <= 2 * LIMIT
-    assert all(torch.isfinite(p).all() for p in one.g.network.parameters())
+    assert all(torch.isfinite(p).all() for p in one.network.parameters())
 
 
 # What replies are worth.
@@ -240,7 +246,8 @@ def test_what_follows_a_reply_is_what_the_next_agent_is_shown(model: Path) -> No
 
 def test_the_solver_plays_training_tasks_in_the_policys_tokens(model: Path) -> None:
     trainer = trainer_of(model)
-    replies: dict[str, list[Reply]] = trainer.method._played_by_solver("writer")  # type: ignore[attr-defined]
+    played = trainer.method._played_by_solver("writer")  # type: ignore[attr-defined]
+    replies: dict[str, list[Reply]] = {role: of for role, (of, _) in played.items()}
     chat = trainer.policies.chat
     assert {role: len(of) for role, of in replies.items()} == {"writer": 6, "reader": 6}
     for role, text in (("writer", "ab"), ("reader", "c")):
@@ -259,10 +266,9 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_byte(model: Path, tmp_pat
     assert_same(weights(twin), weights(trainer))
     ours, theirs = (learner.method.state_dict() for learner in (trainer, twin))
     assert set(ours) == {"writer writer", "reader reader"}
-    for name, networks in ours.items():
-        for which, network in networks.items():
-            assert_same(network["network"], theirs[name][which]["network"])
-            assert network["fits"] == theirs[name][which]["fits"]
+    for name, learned in ours.items():
+        assert_same(learned["network"], theirs[name]["network"])
+        assert learned["fits"] == theirs[name]["fits"]
 
 
 # What is refused.

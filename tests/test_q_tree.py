@@ -36,8 +36,8 @@ def chain_of_two(choose: int) -> list[Group]:
     return [first, dataclasses.replace(second, policy="q")] if choose < 4 else [first]
 
 
-def one_hot(_policies: object, rows: Sequence[Any]) -> dict[int, tuple[list[int], torch.Tensor]]:
-    return {0: (list(range(len(rows))), torch.eye(len(rows)))}
+def one_hot(_policies: object, rows: Sequence[Any]) -> list[tuple[str, torch.Tensor]]:
+    return [("0", row_X) for row_X in torch.eye(len(rows))]
 
 
 @pytest.mark.slow
@@ -88,7 +88,7 @@ def test_equal_completions_have_equal_advantages_whatever_the_critic_says() -> N
     method = made("q_tree", num_generations=3)
     method.policies, method.critics.features = (
         None,
-        lambda _policies, rows: {0: (list(range(len(rows))), torch.randn(len(rows), 8))},
+        lambda _policies, rows: [("0", torch.randn(8)) for _ in rows],
     )
     for _ in range(3):
         advantages = method.advantages(played({0: [group, decision(1.0, 0.0, 0.0, parent=1)]}))

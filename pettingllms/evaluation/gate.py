@@ -96,7 +96,7 @@ class Gated(Wrapper):
         said = [(*w[:2], a.token_ids[:-1]) for w, a in zip(waiting, replies, strict=True)]
         rows = {text: row for row, text in enumerate(dict.fromkeys([*said, *waiting]))}
         texts = [(p, [prompt, prompt + ids]) for p, prompt, ids in rows]
-        q = self.critics.values(len(rows), self.critics.features(policies, texts)).tolist()
+        q = self.critics.values(self.critics.features(policies, texts)).tolist()
         return [q[rows[text]] - q[rows[wait]] for text, wait in zip(said, waiting, strict=True)]
 
     def prompt_ids(self, role: str, text: str) -> tuple[int, ...]:

@@ -10,61 +10,75 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from torch.nn.functional import mse_loss
 
 from pettingllms.errors import NonFiniteError
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.trainers.config import ResolvedConfig
-from pettingllms.trainers.method import Method
+from pettingllms.trainers.method import Method, argument
 
-Features = Mapping[int, tuple[list[int], torch.Tensor]]
-"""Number of a critic -> the rows that it judges, and their features `_NX`."""
+Features = Sequence[tuple[str, torch.Tensor] | None]
+"""Of each decision the name of its critic, and what that reads, `_X`; None where there is no critic."""
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Of predictions and targets."""
 
 HIDDEN = 64
 ROWS = 64
 """Decisions of one update of the critic."""
 
 
-class Critic:
-    """Two hidden layers of 64; predicts 0 before it has learned anything.
+class Network(nn.Sequential):
+    """Two hidden layers of 64; gives 0 before it has learned anything.
 
     Args:
         size: of the features.
-        seed: of its first weights and of the order in which it learns.
+        seed: of its first weights.
+    """
+
+    def __init__(self, size: int, seed: int) -> None:
+        first, second, last = (
+            nn.utils.skip_init(nn.Linear, *sizes) for sizes in pairwise((size, HIDDEN, HIDDEN, 1))
+        )
+        # A generator of its own: the global one is nobody's.
+        generator = torch.Generator().manual_seed(seed)
+        for layer in (first, second):
+            bound = layer.in_features**-0.5  # Kaiming's, as PyTorch initializes layers
+            for parameter in layer.parameters():
+                nn.init.uniform_(parameter, -bound, bound, generator=generator)
+        for parameter in last.parameters():
+            nn.init.zeros_(parameter)
+        # Normalized first, because hidden states have another scale in every model.
+        layers = (nn.LayerNorm(size), first, nn.Tanh(), second, nn.Tanh(), last, nn.Flatten(0))
+        super().__init__(*layers)
+        self.size = size
+
+
+class Critic:
+    """A network that learns targets, and what that takes.
+
+    Args:
+        network: gives a number for each decision; its `size` is that of the features.
+        seed: of the order in which it learns.
         learning_rate: of AdamW.
         epochs: passes over the targets of a step.
         memory: steps whose targets are learned again with those of a step, itself counted.
     """
 
     def __init__(
-        self, size: int, seed: int, *, learning_rate: float, epochs: int, memory: int = 1
+        self, network: nn.Module, seed: str, *, learning_rate: float, epochs: int, memory: int = 1
     ) -> None:
-        self.size, self.seed, self.epochs, self.memory = size, seed, epochs, memory
-        self._past: list[tuple[torch.Tensor, torch.Tensor]] = []
-        """Features and targets of earlier steps."""
+        self.network, self.seed, self.epochs, self.memory = network, seed, epochs, memory
+        self.optimizer = torch.optim.AdamW(network.parameters(), lr=learning_rate)
         self.fits = 0
         """How often `fit` was called."""
-        # A generator of its own: the global one is nobody's. Kaiming's bound for layers as PyTorch
-        # initializes them.
-        generator = torch.Generator().manual_seed(seed)
-        sizes = (size, HIDDEN, HIDDEN)
-        # Normalized first, because hidden states have another scale in every model.
-        layers: list[nn.Module] = [nn.LayerNorm(size)]
-        for before, after in pairwise(sizes):
-            layer = nn.utils.skip_init(nn.Linear, before, after)
-            for parameter in layer.parameters():
-                nn.init.uniform_(parameter, -(before**-0.5), before**-0.5, generator=generator)
-            layers += [layer, nn.Tanh()]
-        last = nn.utils.skip_init(nn.Linear, HIDDEN, 1)
-        for parameter in last.parameters():
-            nn.init.zeros_(parameter)
-        self.network = nn.Sequential(*layers, last)
-        self.optimizer = torch.optim.AdamW(self.network.parameters(), lr=learning_rate)
+        self._past: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Features and targets of earlier steps."""
 
     @torch.no_grad()
     def values(self, features_NX: torch.Tensor) -> torch.Tensor:
@@ -73,7 +87,7 @@ class Critic:
         Raises:
             NonFiniteError: a prediction is not a finite number.
         """
-        values_N: torch.Tensor = self.network(features_NX)[:, 0].double()
+        values_N: torch.Tensor = self.network(features_NX).double()
         if not torch.isfinite(values_N).all():
             raise NonFiniteError(
                 "the critic predicts a value that is not finite; lower its learning_rate "
@@ -81,23 +95,27 @@ class Critic:
             )
         return values_N
 
-    def fit(self, features_NX: torch.Tensor, targets_N: torch.Tensor) -> None:
-        """Learns the targets by mean squared error, in an order that follows from seed and count."""
-        rng = random.Random(f"{self.seed} critic {self.fits}")
+    def fit(
+        self, features_NX: torch.Tensor, targets_N: torch.Tensor, loss: Loss = mse_loss
+    ) -> None:
+        """Learns the targets, in an order that follows from seed and count."""
+        rng = random.Random(f"{self.seed} {self.fits}")
         self.fits += 1
         steps = [*self._past, (features_NX, targets_N.float())]
         self._past = steps[len(steps) - self.memory + 1 :] if self.memory > 1 else []
         features_NX, targets_N = (torch.cat(of_step) for of_step in zip(*steps, strict=True))
-        for rows in batches(rng, len(targets_N), self.epochs):
-            loss = nn.functional.mse_loss(self.network(features_NX[rows])[:, 0], targets_N[rows])
-            self.optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            self.optimizer.step()
+        for _ in range(self.epochs):
+            order = rng.sample(range(len(targets_N)), len(targets_N))
+            for start in range(0, len(order), ROWS):
+                rows = order[start : start + ROWS]
+                self.optimizer.zero_grad(set_to_none=True)
+                loss(self.network(features_NX[rows]), targets_N[rows]).backward()
+                self.optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, the optimizer's state, how often it has learned, and what it will learn again."""
         return {
-            "size": self.size,
+            "size": self.network.size,
             "fits": self.fits,
             "network": self.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -111,110 +129,87 @@ class Critic:
         self.optimizer.load_state_dict(state["optimizer"])
 
 
-def batches(rng: random.Random, count: int, epochs: int) -> Iterator[list[int]]:
-    """Numbers of the rows of one update after another, in a new order for each epoch."""
-    for _ in range(epochs):
-        order = rng.sample(range(count), count)
-        yield from (order[start : start + ROWS] for start in range(0, count, ROWS))
-
-
 class Critics:
     """A critic for each base model of a team, or for each policy, from the first text on that it judges."""
 
     def __init__(self, config: ResolvedConfig, *, by_policy: bool = False, **settings: Any) -> None:
         self._config, self._by_policy, self._settings = config, by_policy, settings
-        self._critics: dict[int, Critic] = {}
-
-    @property
-    def fits(self) -> int:
-        """How often they have learned."""
-        return max((critic.fits for critic in self._critics.values()), default=0)
+        self.made: dict[str, Critic] = {}
 
     def features(
         self, policies: PolicySet, rows: Sequence[tuple[str, Sequence[tuple[int, ...]]]]
     ) -> Features:
-        """What the base models make of texts: hidden states at their last tokens, side by side.
+        """The base models' hidden states at the last tokens of texts, side by side.
 
         Args:
-            policies: whose base models read the texts.
-            rows: policy, and token ids of texts, equally many in each row. Partners behind an API have no
-                hidden states here, and no critic.
+            policies: whose base models read; partners behind an API have none here, and no critic.
+            rows: policy, and token ids of texts, equally many in each row.
         """
-        bases, names = policies.bases, policies.names
-        on_base, judged = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
-        for row, (policy, _) in enumerate(rows):
-            if policy in names:
-                base = bases.index(policies.base_of(policy))
-                on_base[base].append(row)
-                judged[names.index(policy) if self._by_policy else base].append(row)
-        of_row: dict[int, torch.Tensor] = {}
-        for base, members in on_base.items():
-            texts = [ids for row in members for ids in rows[row][1]]
-            states = bases[base].features(texts, self._config.tokens_per_batch)
-            of_row |= {row: torch.cat([states[ids] for ids in rows[row][1]]) for row in members}
-        return {
-            critic: (members, torch.stack([of_row[row] for row in members]))
-            for critic, members in judged.items()
-        }
+        features: list[tuple[str, torch.Tensor] | None] = [None] * len(rows)
+        for place, base in enumerate(policies.bases):
+            texts = [ids for policy, of in rows if policy in base.chats for ids in of]
+            states = base.features(texts, self._config.tokens_per_batch)
+            for row, (policy, of) in enumerate(rows):
+                if policy in base.chats:
+                    number = policies.names.index(policy) if self._by_policy else place
+                    features[row] = str(number), torch.cat([states[ids] for ids in of])
+        return features
 
-    def values(self, count: int, features: Features) -> torch.Tensor:
-        """Predictions for `count` rows, float64 `_N`; 0 for those without features.
-
-        Raises:
-            NonFiniteError: a prediction is not a finite number.
-        """
-        values_N = torch.zeros(count, dtype=torch.float64)
-        for critic, (rows, features_NX) in features.items():
-            values_N[rows] = self._for(critic, features_NX).values(features_NX)
+    def values(self, features: Features) -> torch.Tensor:
+        """Predictions as of `Critic.values`; 0 for decisions without a critic."""
+        values_N = torch.zeros(len(features), dtype=torch.float64)
+        for critic, rows, features_RX in self._judging(features):
+            values_N[rows] = critic.values(features_RX)
         return values_N
 
-    def fit(
-        self, features: Features, targets_N: torch.Tensor, rows: Sequence[int] | None = None
-    ) -> None:
-        """Each critic learns the targets of its rows.
+    def fit(self, features: Features, targets_N: torch.Tensor) -> None:
+        """Each critic learns the targets of its decisions."""
+        for critic, rows, features_RX in self._judging(features):
+            critic.fit(features_RX, targets_N[rows])
 
-        Args:
-            features: of all rows.
-            targets_N: one for each row, or for each of `rows`.
-            rows: those to learn from; one may be named several times.
-        """
-        asked = range(len(targets_N)) if rows is None else rows
-        for critic, (members, features_MX) in features.items():
-            place = {row: number for number, row in enumerate(members)}
-            mine = [number for number, row in enumerate(asked) if row in place]
-            if mine:
-                chosen_NX = features_MX[[place[asked[number]] for number in mine]]
-                self._for(critic, chosen_NX).fit(chosen_NX, targets_N[mine])
+    def _judging(self, features: Features) -> Iterator[tuple[Critic, list[int], torch.Tensor]]:
+        """Each critic, the rows that it judges, and their features."""
+        judged = defaultdict[str, dict[int, torch.Tensor]](dict)
+        for row, feature in enumerate(features):
+            if feature is not None:
+                name, feature_X = feature
+                judged[name][row] = feature_X
+        for name, of_row in judged.items():
+            features_RX = torch.stack([*of_row.values()])
+            yield self.critic(name, features_RX.shape[1]), [*of_row], features_RX
 
-    def _for(self, number: int, features_NX: torch.Tensor) -> Critic:
-        if number not in self._critics:
-            self._critics[number] = self._new(number, features_NX.shape[1])
-        return self._critics[number]
+    def critic(self, name: str, size: int) -> Critic:
+        """Returns the critic of that name, a new one at the first call."""
+        if name not in self.made:
+            self.made[name] = self._new(name, size)
+        return self.made[name]
 
-    def _new(self, number: int, size: int) -> Critic:
-        return Critic(size, self._config.seed + number, **self._settings)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The critics; empty before the first step."""
-        return {str(number): critic.state_dict() for number, critic in self._critics.items()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues with the critics of an earlier step, or without any."""
-        self._critics = {}
-        for number, learned in state.items():
-            critic = self._critics[int(number)] = self._new(int(number), learned["size"])
-            critic.load_state_dict(learned)
+    def _new(self, name: str, size: int) -> Critic:
+        seed = self._config.seed + int(name)
+        return Critic(Network(size, seed), f"{seed} critic", **self._settings)
 
 
 class CriticMethod(Method):
-    """A method whose checkpoints have its critics."""
+    """A method with critics, which learn at its `learning_rate` and are part of its checkpoints."""
 
-    critics: Critics
+    frozen_base = True
+    learning_rate: float = argument(3e-3, above=0)
+    epochs: int = argument(10, at_least=1, whole=True)
+    memory: int = 1
+    by_policy: ClassVar[bool] = False
+    kind: ClassVar[type[Critics]] = Critics
+
+    def __init__(self, config: ResolvedConfig, **arguments: object) -> None:
+        super().__init__(config, **arguments)
+        settings = {name: getattr(self, name) for name in ("learning_rate", "epochs", "memory")}
+        self.critics = self.kind(config, by_policy=self.by_policy, **settings)
 
     def state_dict(self) -> dict[str, Any]:
         """The critics; empty before the first step."""
-        return self.critics.state_dict()
+        return {name: critic.state_dict() for name, critic in self.critics.made.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues with the critics of an earlier step, or without any."""
-        self.critics.load_state_dict(state)
+        self.critics.made.clear()
+        for name, learned in state.items():
+            self.critics.critic(name, learned["size"]).load_state_dict(learned)

@@ -11,7 +11,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -23,14 +23,6 @@ from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.method import Casting, Method, argument
 from pettingllms.trainers.settings import OF_THE_BASE, OF_THE_POLICY, own_settings
-
-
-class Version(NamedTuple):
-    """What a policy was in an earlier step."""
-
-    weights: dict[str, torch.Tensor]
-    rate: float
-    """How often the learner wins against it, a draw counted as half a win."""
 
 
 class Rivals(Method):
@@ -67,17 +59,26 @@ class Rivals(Method):
                 "before, which is played at the same time; leave max_staleness out"
             )
         self.step = 0  # the next one
-        self.kept: dict[int, Version] = {}
-        """Step -> the learner as it played that step, oldest first."""
-        self.drawn: int | None = None
+        self.kept: dict[int, dict[str, torch.Tensor]] = {}
+        """Step -> the learner's weights as it played that step, oldest first."""
+        self.rates: dict[int, float] = {}
+        """Step -> how often the learner wins against them, a draw counted as half a win."""
+
+    @property
+    def drawn(self) -> int | None:
         """The version that plays the next step; None: the learner plays itself."""
+        rng = random.Random(f"{self.config.seed} rivals {self.step}")
+        if not self.rates or rng.random() < self.itself:
+            return None
+        chances = self.chances()
+        return rng.choices(list(chances), list(chances.values()))[0]
 
     def attach(self, env: Any, policies: PolicySet) -> None:
         """Takes the policies, of which the one that is not trained becomes a copy of the learner."""
         super().attach(env, policies)
         players = policies.roles_to_policies
-        self.pair = self._pair(players, trained_policies(self.config.train_roles, players))
-        learner, rival = self.pair
+        trained = trained_policies(self.config.train_roles, players)
+        self.pair = learner, rival = self._pair(players, trained)
         policies.load_state(rival, policies.state(learner), version=0)
 
     def players(self, step: int, players: Mapping[str, str], trained: Sequence[str]) -> Casting:
@@ -99,17 +100,16 @@ class Rivals(Method):
             raise ConfigError(
                 f"method {self.config.method} plays against itself, and agents of {self.config.env} share rewards"
             )
-        if self.drawn is not None and trajectories:
+        if (drawn := self.drawn) is not None and trajectories:
             seats = self.players(self.step, policies.roles_to_policies, (learner,)).players
-            weights, rate = self.kept[self.drawn]
             won = fmean(won_by(learner, trajectory, seats) for trajectory in trajectories)
-            self.kept[self.drawn] = Version(weights, (rate + won) / 2)
+            self.rates[drawn] = (self.rates[drawn] + won) / 2
         if self.step % self.every == 0:
             # Before the update: these weights played the step that they are named after.
-            self.kept[self.step] = Version(policies.state(learner), rate=0.5)
-            self.kept = dict([*self.kept.items()][-self.size :])
+            self.kept[self.step], self.rates[self.step] = policies.state(learner), 0.5
+            for oldest in list(self.kept)[: -self.size]:
+                del self.kept[oldest], self.rates[oldest]
         self.step += 1
-        self.drawn = self._draw()
         self._seat()
         return [
             replace(t, groups=tuple(g for g in t.groups if g.policy != rival)) for t in trajectories
@@ -118,28 +118,22 @@ class Rivals(Method):
     def chances(self) -> dict[int, float]:
         """Kept version -> its weight in the draw of an opponent, P without its divisor."""
         if self.opponents == "latest":
-            return {max(self.kept): 1.0}
-        hard = {step: (1 - version.rate) ** 2 for step, version in self.kept.items()}
+            return {max(self.rates): 1.0}
+        hard = {step: (1 - rate) ** 2 for step, rate in self.rates.items()}
         if self.opponents == "prioritized" and any(hard.values()):
             return hard
         # Also where all are always beaten.
-        return dict.fromkeys(self.kept, 1.0)
+        return dict.fromkeys(self.rates, 1.0)
 
     def state_dict(self) -> dict[str, Any]:
-        """The versions, who was drawn, and what the joined method learned; empty before the first step."""
-        if not self.step:
-            return super().state_dict()
-        kept = {step: version._asdict() for step, version in self.kept.items()}
-        league = {"step": self.step, "drawn": self.drawn, "kept": kept}
-        return {**super().state_dict(), "rivals": league}
+        """The next step, the versions, their rates, and what the joined method learned."""
+        return {**super().state_dict(), "rivals": (self.step, dict(self.kept), dict(self.rates))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues with the versions of an earlier step, of which the drawn one takes its seat again."""
-        state = dict(state)
-        league = state.pop("rivals", {"step": 0, "drawn": None, "kept": {}})
-        super().load_state_dict(state)
-        self.step, self.drawn = league["step"], league["drawn"]
-        self.kept = {step: Version(**version) for step, version in league["kept"].items()}
+        joined = dict(state)
+        self.step, self.kept, self.rates = joined.pop("rivals", (0, {}, {}))
+        super().load_state_dict(joined)
         self._seat()
 
     def _pair(self, players: Mapping[str, str], trained: Sequence[str]) -> tuple[str, str]:
@@ -161,17 +155,9 @@ class Rivals(Method):
                 )
         return learner, rival
 
-    def _draw(self) -> int | None:
-        rng = random.Random(f"{self.config.seed} rivals {self.step}")
-        if not self.kept or rng.random() < self.itself:
-            return None
-        chances = self.chances()
-        return rng.choices(list(chances), list(chances.values()))[0]
-
     def _seat(self) -> None:
-        if self.drawn is not None:
-            weights = self.kept[self.drawn].weights
-            self.policies.load_state(self.pair[1], weights, version=self.drawn)
+        if (drawn := self.drawn) is not None:
+            self.policies.load_state(self.pair[1], self.kept[drawn], version=drawn)
 
 
 class League(Rivals, DrMas):

@@ -3,23 +3,24 @@
 MA-AIRL (Yu et al. 2019, https://arxiv.org/abs/1907.13220): the adversarial inverse reinforcement learning of Fu et al. 2018
 (https://arxiv.org/abs/1710.11248) with a discriminator for each agent. AT-GRPO needs no critic, so its attention critic is not built.
 
-Shapes: `_N` replies, `_F` features of a reply: of o, of (o, a), of o', and 1 where o' is there.
+Shapes: `_N` replies, `_F` features of a reply: of o, of (o, a), of o', gamma (0 where o' is not there), and log pi.
 """
 
 from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from pettingllms.envs.base import next_agent
 from pettingllms.errors import ConfigError
-from pettingllms.methods.critic import Critic, batches
+from pettingllms.methods.critic import Critic, CriticMethod, Critics, Network
 from pettingllms.rollout.episode import Episode, PlayedEnv, tasks_of_step
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.trainers.at_grpo import AtGrpo
@@ -40,34 +41,31 @@ class Reply(NamedTuple):
     """Empty at the end of an episode, and where the policy's context has no room for it."""
 
 
-class Discriminator:
-    """g and h of a role, both a `Critic` with `settings` that starts at 0."""
+class Discriminator(torch.nn.Module):
+    """r of replies, whose sigmoid is D; g and h are 0 at first."""
 
-    def __init__(self, size: int, seed: int, gamma: float, **settings: Any) -> None:
-        self.seed, self.gamma = seed, gamma
-        self.g, self.h = (Critic(size, seed + n, **settings) for n in range(2))
+    def __init__(self, size: int, seed: int) -> None:
+        super().__init__()
+        self.size = size
+        self.g, self.h = Network(size // 3, seed), Network(size // 3, seed + 1)
 
-    def f(self, features_NF: torch.Tensor) -> torch.Tensor:
-        """Returns f within its bounds, `_N`."""
-        o, oa, after, goes_on = features_NF.split([self.h.size] * 3 + [1], dim=1)
-        g, h, h_next = self.g.network(oa), self.h.network(o), goes_on * self.h.network(after)
-        f_N: torch.Tensor = (g + self.gamma * h_next - h)[:, 0]
-        return f_N.clamp(-LIMIT, LIMIT)
-
-    def fit(self, features_NF: torch.Tensor, logp_N: torch.Tensor, expert_N: torch.Tensor) -> None:
-        """Learns which replies are the expert's (1 in `expert_N`, else 0)."""
-        rng = random.Random(f"{self.seed} {self.g.fits}")
-        self.g.fits += 1
-        for rows in batches(rng, len(logp_N), self.g.epochs):
-            logits_N = self.f(features_NF[rows]) - logp_N[rows]  # D is its sigmoid
-            self.g.optimizer.zero_grad(set_to_none=True)
-            self.h.optimizer.zero_grad(set_to_none=True)
-            binary_cross_entropy_with_logits(logits_N, expert_N[rows]).backward()
-            self.g.optimizer.step()
-            self.h.optimizer.step()
+    def forward(self, features_NF: torch.Tensor) -> torch.Tensor:
+        """Returns r, `_N`."""
+        o, oa, after = features_NF[:, :-2].chunk(3, dim=1)
+        gamma_N, logp_N = features_NF[:, -2], features_NF[:, -1]
+        f_N: torch.Tensor = self.g(oa) + gamma_N * self.h(after) - self.h(o)
+        return f_N.clamp(-LIMIT, LIMIT) - logp_N.clamp(-LIMIT, 0.0)
 
 
-class MaAirl(AtGrpo):
+class Discriminators(Critics):
+    """Those of each role and policy."""
+
+    def _new(self, name: str, size: int) -> Critic:
+        seed = random.Random(f"{self._config.seed} {name}").getrandbits(31)
+        return Critic(Discriminator(size, seed), str(seed), **self._settings)
+
+
+class MaAirl(CriticMethod, AtGrpo):
     """AT-GRPO on a reward learned from a solver's episodes instead of the environment's.
 
         f(o, a, o') = g(o, a) + gamma h(o') - h(o)
@@ -91,17 +89,13 @@ class MaAirl(AtGrpo):
     shapes = ("tree",)
     needs = ("demonstrations",)
     credits = "reward"
-    frozen_base = True
+    kind = Discriminators
     gamma: float = argument(0.99, at_least=0, at_most=1)
     episodes: int = argument(200, at_least=1, whole=True)
-    learning_rate: float = argument(3e-3, above=0)
-    epochs: int = argument(10, at_least=1, whole=True)
 
     def __init__(self, config: ResolvedConfig, **arguments: object) -> None:
         super().__init__(config, **arguments)
-        self._discriminators: dict[str, Discriminator] = {}
-        self._solved: dict[str, dict[str, tuple[list[Reply], torch.Tensor]]] = {}
-        """Policy -> role -> the solver's replies in the policy's tokens, and their features."""
+        self._solved = cache(self._played_by_solver)
 
     def credit(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """The records with learned rewards; 0 for partners behind an API, which learn nothing.
@@ -115,49 +109,41 @@ class MaAirl(AtGrpo):
         rewards: dict[tuple[GroupKey, tuple[int, ...]], float] = {}
         for (role, policy), decisions in played.items():
             r = self._rewards(role, policy, [(c, reply) for _, c, reply in decisions])
-            rewards |= {(g.key, reply.token_ids): r[reply] for g, _, reply in decisions}
+            # Equal replies to a prompt have one place, and earn exactly the same.
+            places = [(group.key, reply.token_ids) for group, _, reply in decisions]
+            rewards.update(zip(places, r, strict=True))
 
-        def reward(group: Group, candidate: Candidate) -> float:
+        def reward_of(group: Group, candidate: Candidate) -> float:
             if candidate.info.get("parse_error") is not None:
                 return -LIMIT
             return rewards.get((group.key, candidate.completion.token_ids), 0.0)
 
-        return [repaid(trajectory, reward) for trajectory in trajectories]
+        return [repaid(trajectory, reward_of) for trajectory in trajectories]
 
     def _rewards(
         self, role: str, policy: str, played: Sequence[tuple[Candidate, Reply]]
-    ) -> dict[Reply, float]:
+    ) -> list[float]:
         """The r of replies, after their discriminator has learned from them and as many of the solver."""
-        config = self.config
-        logp: dict[Reply, float] = {}
-        for candidate, reply in played:
-            # That of the first, so that equal replies earn exactly the same.
-            logp.setdefault(reply, sum(candidate.completion.logprobs))
-        features_NF, logp_N = self._features(policy, [*logp]), bounded([*logp.values()])
-        discriminator = self._discriminator(f"{role} {policy}", features_NF.shape[1] // 3)
-        row_of = {reply: row for row, reply in enumerate(logp)}
-        rows = [row_of[reply] for _, reply in played]
-        if policy not in self._solved:
-            solved = self._played_by_solver(policy)
-            self._solved[policy] = {r: (of, self._features(policy, of)) for r, of in solved.items()}
-        if role not in self._solved[policy]:
+        config, solved = self.config, self._solved(policy)
+        if role not in solved:
             raise ConfigError(
                 f"method {config.method}: the solver of {self.env} never plays {role}"
             )
-        solver, solver_MF = self._solved[policy][role]
-        rng = random.Random(f"{config.seed} {role} {discriminator.g.fits}")
-        drawn = rng.choices(range(len(solver)), k=len(rows))
+        solver, solver_MF = solved[role]
+        logp_N = torch.tensor([sum(c.completion.logprobs) for c, _ in played])
+        features_NF = self._features(policy, [reply for _, reply in played])
+        own_NF = torch.column_stack([features_NF, logp_N])
+        discriminator = self.critics.critic(f"{role} {policy}", own_NF.shape[1])
+        rng = random.Random(f"{config.seed} {role} {discriminator.fits}")
+        drawn = rng.choices(range(len(solver)), k=len(played))
         samples = [(policy, Sample(*solver[row][:2], (), 0.0)) for row in drawn]
         says = self.policies.sample_logprobs(samples, config.tokens_per_batch, config.temperature)
-        solver_N = bounded([float(says[sample].sum()) for sample in samples])
-        discriminator.fit(
-            torch.cat([features_NF[rows], solver_MF[drawn]]),
-            torch.cat([logp_N[rows], solver_N]),
-            torch.tensor([0.0, 1.0]).repeat_interleave(len(rows)),
-        )
-        with torch.no_grad():
-            r_N = discriminator.f(features_NF) - logp_N
-        return dict(zip(logp, r_N.tolist(), strict=True))
+        logp_N = torch.stack([says[sample].sum() for sample in samples])
+        expert_NF = torch.column_stack([solver_MF[drawn], logp_N])
+        labels_N = torch.tensor([0.0, 1.0]).repeat_interleave(len(played))
+        both_NF = torch.cat([own_NF, expert_NF])
+        discriminator.fit(both_NF, labels_N, binary_cross_entropy_with_logits)
+        return discriminator.values(own_NF).tolist()
 
     def _replayed(self, trajectory: Trajectory) -> Iterator[tuple[Group, Candidate, Reply]]:
         """Steps the environment again, since no record has what would have followed a candidate."""
@@ -178,7 +164,8 @@ class MaAirl(AtGrpo):
         ids = self.policies.chat_for(policy).prompt_ids(env.text_for(agent)) if agent else ()
         return ids if len(ids) < self.policies.contexts[policy] else ()
 
-    def _played_by_solver(self, policy: str) -> dict[str, list[Reply]]:
+    def _played_by_solver(self, policy: str) -> dict[str, tuple[list[Reply], torch.Tensor]]:
+        """Role -> the solver's replies in the policy's tokens, and their features."""
         config, replies = self.config, defaultdict[str, list[Reply]](list)
         for task in tasks_of_step(self.env, config.env, 0, self.episodes, config.seed):
             episode = Episode(self.env, task, 0)
@@ -195,7 +182,7 @@ class MaAirl(AtGrpo):
                 if prompt_ids:
                     next_ids = self._shown(policy, episode.env)
                     replies[role].append(Reply(prompt_ids, token_ids, next_ids))
-        return replies
+        return {role: (of, self._features(policy, of)) for role, of in replies.items()}
 
     def _features(self, policy: str, replies: Sequence[Reply]) -> torch.Tensor:
         base, length = self.policies.base_of(policy), self.config.tokens_per_batch
@@ -204,30 +191,5 @@ class MaAirl(AtGrpo):
         over = {o + a: max(1, len(a)) for o, a, _ in replies}
         replied = base.features([*over], length, over)
         texts = [torch.cat([shown[o], replied[o + a], shown[n or o]]) for o, a, n in replies]
-        goes_on = torch.tensor([[float(bool(after))] for *_, after in replies])
-        return torch.cat([torch.stack(texts), goes_on], dim=1)
-
-    def _discriminator(self, name: str, size: int) -> Discriminator:
-        if name not in self._discriminators:
-            seed = random.Random(f"{self.config.seed} {name}").getrandbits(31)
-            settings = {"learning_rate": self.learning_rate, "epochs": self.epochs}
-            self._discriminators[name] = Discriminator(size, seed, self.gamma, **settings)
-        return self._discriminators[name]
-
-    def state_dict(self) -> dict[str, Any]:
-        """The networks of each role; empty before the first step."""
-        made = self._discriminators.items()
-        return {name: {"g": one.g.state_dict(), "h": one.h.state_dict()} for name, one in made}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues with what an earlier step learned, or with nothing."""
-        self._discriminators = {}
-        for name, networks in state.items():
-            discriminator = self._discriminator(name, networks["h"]["size"])
-            discriminator.g.load_state_dict(networks["g"])
-            discriminator.h.load_state_dict(networks["h"])
-
-
-def bounded(logp: Sequence[float]) -> torch.Tensor:
-    """Returns log pi of replies within its bounds, `_N`; also where it is minus infinity."""
-    return torch.tensor(logp).clamp(-LIMIT, 0.0)
+        gamma_N = torch.tensor([self.gamma if after else 0.0 for *_, after in replies])
+        return torch.column_stack([torch.stack(texts), gamma_N])

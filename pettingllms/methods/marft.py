@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 
-from pettingllms.methods.critic import CriticMethod, Critics
+from pettingllms.methods.critic import CriticMethod
 from pettingllms.methods.dr_mas import DrMas
 from pettingllms.methods.grpo import member_of
 from pettingllms.rollout.shapes import RolloutShape
-from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.method import Casting, Method, argument
 from pettingllms.types import Advantage, Group
 
@@ -58,17 +56,12 @@ class Gae(CriticMethod):
 
     source = "arXiv 2504.16129"
     least = 1
-    frozen_base = True
     compares = "to_go"
     gamma: float = argument(0.99, at_least=0, at_most=1)
     lam: float = argument(0.95, at_least=0, at_most=1)
     learning_rate: float = argument(1e-3, above=0)
     epochs: int = argument(4, at_least=1, whole=True)
     warmup: int = argument(0, at_least=0, whole=True)
-
-    def __init__(self, config: ResolvedConfig, **arguments: object) -> None:
-        super().__init__(config, **arguments)
-        self.critics = Critics(config, learning_rate=self.learning_rate, epochs=self.epochs)
 
     def players(self, step: int, players: Mapping[str, str], trained: Sequence[str]) -> Casting:
         """As without a critic, and nobody learns during its warmup."""
@@ -90,13 +83,11 @@ class Gae(CriticMethod):
         features = self.critics.features(
             self.policies, [(group.policy, [group.prompt_ids]) for group in groups]
         )
-        values_N = self.critics.values(len(groups), features)
-        cut = [row for row, group in enumerate(groups) if group.unplayed is not None]
-        ends = [group.unplayed for group in groups if group.unplayed is not None]
+        values_N = self.critics.values(features)
+        cut = {row: group.unplayed for row, group in enumerate(groups) if group.unplayed}
+        ends = [(unplayed.policy, [unplayed.prompt_ids]) for unplayed in cut.values()]
         ends_N = torch.zeros_like(values_N)
-        # After the first look at the decisions, so that a critic's size follows from these.
-        unplayed = self.critics.features(self.policies, [(u.policy, [u.prompt_ids]) for u in ends])
-        ends_N[cut] = self.critics.values(len(cut), unplayed)
+        ends_N[[*cut]] = self.critics.values(self.critics.features(self.policies, ends))
         advantages_N = chained(groups, values_N, self.gamma, self.lam, ends_N)
         # Before the advantages are standardized: the target A + V is in units of reward.
         self.critics.fit(features, advantages_N + values_N)
@@ -118,11 +109,6 @@ class MarftGae(Gae, Alternate):
     """MARFT with the paper's critic: advantages run along the chain of the team's decisions."""
 
 
-class _Next(NamedTuple):
-    advantage: float
-    value: float
-
-
 def chained(
     groups: Sequence[Group],
     values_N: torch.Tensor,
@@ -141,17 +127,16 @@ def chained(
             else 0; None for 0 everywhere.
     """
     advantages_N = torch.zeros_like(values_N)
-    after: dict[tuple[str, int, str], _Next] = {}
+    after: dict[tuple[str, int, str], tuple[float, float]] = {}
     # Later decisions first, because an advantage needs the one that follows it in its chain.
     for at in sorted(range(len(groups)), key=lambda n: groups[n].key.parent, reverse=True):
         group, value, chain = groups[at], float(values_N[at]), member_of(groups[at])
         end = 0.0 if ends_N is None else float(ends_N[at])
-        following = after.get(chain, _Next(0.0, end))
-        reward = group.chosen.reward + group.late_reward
-        delta = reward + gamma * following.value - value
-        advantage = delta + gamma * lam * following.advantage
+        next_advantage, next_value = after.get(chain, (0.0, end))
+        delta = group.chosen.reward + group.late_reward + gamma * next_value - value
+        advantage = delta + gamma * lam * next_advantage
         advantages_N[at] = advantage
-        after[chain] = _Next(advantage, value)
+        after[chain] = advantage, value
     return advantages_N
 
 

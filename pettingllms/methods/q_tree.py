@@ -11,10 +11,9 @@ from statistics import fmean
 
 import torch
 
-from pettingllms.methods.critic import CriticMethod, Critics
+from pettingllms.methods.critic import CriticMethod
 from pettingllms.methods.grpo import member_of
 from pettingllms.trainers.at_grpo import AtGrpo
-from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.method import argument
 from pettingllms.types import Advantage, Group
 
@@ -43,16 +42,9 @@ class QTree(CriticMethod, AtGrpo):
     shapes = ("tree",)
     needs = ()
     compares = "return"
-    frozen_base = True
+    by_policy = True
     gamma: float = argument(1.0, above=0, at_most=1)
-    learning_rate: float = argument(3e-3, above=0)
-    epochs: int = argument(10, at_least=1, whole=True)
     memory: int = argument(8, at_least=1, whole=True)
-
-    def __init__(self, config: ResolvedConfig, **arguments: object) -> None:
-        super().__init__(config, **arguments)
-        settings = {name: getattr(self, name) for name in ("learning_rate", "epochs", "memory")}
-        self.critics = Critics(config, by_policy=True, **settings)
 
     def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
         """One number for each candidate, by the critics as they were before the step."""
@@ -64,12 +56,12 @@ class QTree(CriticMethod, AtGrpo):
         features = self.critics.features(
             self.policies, [(policy, [prompt, prompt + ids[:-1]]) for policy, prompt, ids in rows]
         )
-        expected = self.critics.values(len(rows), features).tolist()
+        expected = self.critics.values(features).tolist()
         values = [
             c.reward + expected[rows[text]] for (_, c), text in zip(pairs, texts, strict=True)
         ]
         chosen = [rows[g.policy, g.prompt_ids, g.chosen.completion.token_ids] for g in groups]
-        self.critics.fit(features, followed(groups, self.gamma), chosen)
+        self.critics.fit([features[row] for row in chosen], followed(groups, self.gamma))
         return [*self.compared(groups, values)]
 
 
