@@ -148,6 +148,22 @@ def test_a_critic_learns_and_does_not_touch_the_global_generator() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.parametrize("memory", [1, 2, 3, 4, 8])
+def test_a_critic_learns_again_what_it_learned_in_as_many_steps_as_it_remembers(
+    memory: int,
+) -> None:
+    learned = []
+
+    def loss(values_N: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
+        learned.append(sorted(targets_N.int().tolist()))
+        return values_N.sum()
+
+    critic = Critic(Network(4, 0), "0", learning_rate=1e-3, epochs=1, memory=memory)
+    for step in range(10):
+        critic.fit(torch.ones(1, 4), torch.tensor([float(step)]), loss)
+    assert learned == [[*range(max(0, step - memory + 1), step + 1)] for step in range(10)]
+
+
 def test_a_value_that_is_no_number_stops_the_training() -> None:
     critic = Critic(Network(4, 0), "0", learning_rate=1e-3, epochs=1)
     with pytest.raises(NonFiniteError, match="critic"):

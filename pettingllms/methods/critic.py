@@ -102,7 +102,7 @@ class Critic:
         rng = random.Random(f"{self.seed} {self.fits}")
         self.fits += 1
         steps = [*self._past, (features_NX, targets_N.float())]
-        self._past = steps[len(steps) - self.memory + 1 :] if self.memory > 1 else []
+        self._past = steps[1 - self.memory :] if self.memory > 1 else []
         features_NX, targets_N = (torch.cat(of_step) for of_step in zip(*steps, strict=True))
         for _ in range(self.epochs):
             order = rng.sample(range(len(targets_N)), len(targets_N))

@@ -44,7 +44,7 @@ class QTree(CriticMethod, AtGrpo):
     compares = "return"
     by_policy = True
     gamma: float = argument(1.0, above=0, at_most=1)
-    memory: int = argument(8, at_least=1, whole=True)
+    memory: int = argument(4, at_least=1, whole=True)
 
     def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
         """One number for each candidate, by the critics as they were before the step."""
