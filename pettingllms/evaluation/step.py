@@ -24,7 +24,7 @@ from pettingllms.rollout.episode import AnyEnv, Episode, score
 from pettingllms.rollout.pairs import read_episodes, said, write_folder
 from pettingllms.samplers.base import Sampler
 from pettingllms.trainers.method import NEEDS, lacking
-from pettingllms.types import Candidate, Group
+from pettingllms.types import Candidate
 
 SOLVER, SOLVER_REWARD = "solver", "solver_reward"
 """The teacher on boards, and the entry of an info for what its reply would have earned."""
@@ -38,25 +38,11 @@ class Tally:
 
     samples: list[dict[str, Any]] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
-    episodes: dict[int, bool] = field(default_factory=dict)
-    """Number of each episode in which the role acted -> whether a decision is kept."""
-
-    def add(self, episode: int, group: Group, reason: str | None) -> None:
-        """Counts a decision, and keeps it unless there is a reason against it."""
-        self.episodes[episode] = self.episodes.get(episode, False) or reason is None
-        if reason:
-            self.left_out[reason] += 1
-        else:
-            reply = said("assistant", group.chosen.completion.text)
-            self.samples.append({"prompt": said("user", group.prompt), "completion": reply})
 
     def __str__(self) -> str:
         decisions = len(self.samples) + self.left_out.total()
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(self.left_out.items()))
-        return (
-            f"{len(self.samples)} of {decisions} decisions, from {sum(self.episodes.values())} of "
-            f"{len(self.episodes)} episodes{'; left out: ' if reasons else ''}{reasons}"
-        )
+        return f"{len(self.samples)} of {decisions} decisions{'; left out: ' if reasons else ''}{reasons}"
 
 
 def wrong(candidate: Candidate) -> str | None:
@@ -140,7 +126,7 @@ def write_step(folder: Path, out: Path, *, keep_failed: bool = False) -> dict[st
     if out.exists():
         raise ConfigError(f"{out} exists; name a new folder")
     tallies = defaultdict[str, Tally](Tally)
-    for number, (labels, episode) in enumerate(read_episodes(folder)):
+    for labels, episode in read_episodes(folder):
         if episode.groups and episode.success is None and not keep_failed:
             raise ConfigError(
                 "the environment does not say whether a task was solved (info `success`); keep all episodes "
@@ -151,7 +137,12 @@ def write_step(folder: Path, out: Path, *, keep_failed: bool = False) -> dict[st
             # Quoted, because an environment may call its agents anything.
             names = filter(None, (labels.get("team"), group.key.role))
             path = "/".join(quote(str(name), safe=" ").replace(".", "%2E") for name in names)
-            tallies[path].add(number, group, failed or wrong(group.chosen))
+            if reason := failed or wrong(group.chosen):
+                tallies[path].left_out[reason] += 1
+            else:
+                reply = said("assistant", group.chosen.completion.text)
+                sample = {"prompt": said("user", group.prompt), "completion": reply}
+                tallies[path].samples.append(sample)
     files = {f"{path}.jsonl": tally.samples for path, tally in tallies.items() if tally.samples}
     if not files:
         why = "; ".join(f"{path}: {tally}" for path, tally in tallies.items()) or "no decisions"

@@ -514,16 +514,11 @@ def _in_turn(env: Any) -> bool:
     return not isinstance(env, TextEnv) or type(env)._next_agent is TextEnv._next_agent
 
 
-def _lacks(method: str, of_others: str) -> Callable[[Any], bool]:
+def _lacks(env: Any, method: str, of_others: str) -> bool:
     """Whether an environment overrides no `method` of `TextEnv`, or has none named `of_others`."""
-
-    def lacks(env: Any) -> bool:
-        inner = env.unwrapped
-        if isinstance(inner, TextEnv):
-            return getattr(type(inner), method) is getattr(TextEnv, method)
-        return not hasattr(inner, of_others)
-
-    return lacks
+    if isinstance(inner := env.unwrapped, TextEnv):
+        return getattr(type(inner), method) is getattr(TextEnv, method)
+    return not hasattr(inner, of_others)
 
 
 NEEDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
@@ -568,12 +563,12 @@ NEEDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         "--env-args.topology nested)",
     ),
     "privileged": (
-        _lacks("_privileged", "privileged_for"),
+        lambda env: _lacks(env, "_privileged", "privileged_for"),
         "asks how likely replies are to someone who knows the solution, and {env} tells of none (coding, "
         "math, read, and search do; one of your own overrides `_privileged`)",
     ),
     "demonstrations": (
-        _lacks("_demonstrate", "demonstration_for"),
+        lambda env: _lacks(env, "_demonstrate", "demonstration_for"),
         "needs a solver, and {env} has none (plan_path, sokoban, and sudoku do; one of your own overrides "
         "`_demonstrate`)",
     ),
