@@ -452,11 +452,7 @@ class TextEnv(AgentEnv):
         return self._privileged(self._state, self._known(agent))
 
     def demonstration_for(self, agent: str) -> str:
-        """Returns the reply of a solver in place of the agent.
-
-        Raises:
-            NotImplementedError: the environment has no solver.
-        """
+        """Returns a solver's reply in place of the agent; NotImplementedError where there is no solver."""
         return self._demonstrate(self._state, self._known(agent))
 
     def _shown_to(self, agent: str) -> str:
