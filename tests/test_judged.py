@@ -356,10 +356,10 @@ def test_a_policy_for_the_judge_is_planned() -> None:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"env": "judged:judged:duet"}, "has a judge, and judged: would be a second one"),
+        ({"env": "judged:judged:duet"}, "has a judge already; leave judged: out, or its own judge"),
         (
             {"env": "judged:math", "env_args": {"judge": True, "reasoners": 2}},
-            "has a judge, and judged: would be a second one",
+            "has a judge already; leave judged: out, or its own judge",
         ),
         ({"env": "duet"}, "has no judge .--env judged:NAME adds one"),
         ({"env": "judged:a=duet,b=math*2"}, "several environments; give one, such as duet"),

@@ -62,9 +62,7 @@ class JudgedEnv(ForeignEnv):
 
     def __init__(self, env: AnyEnv) -> None:
         if JUDGE in env.possible_agents:
-            raise ConfigError(
-                f"{env} has a judge, and judged: would be a second one; leave one out"
-            )
+            raise ConfigError(f"{env} has a judge already; leave judged: out, or its own judge")
         super().__init__(env)
         self._sees, self._says = Dict({"text": FreeText()}), FreeText()
         self.possible_agents = [*env.possible_agents, JUDGE]

@@ -60,9 +60,8 @@ class C3(LookAhead):
 
         A_j = Q_j - 1 / (K - 1) * sum of Q_k over the K - 1 siblings k != j
 
-    Q is V of `look_ahead`: the mean over the leaves below a completion. Nothing is divided by a
-    deviation, so completions that change the outcome little move the policy little. The paper has a
-    reasoner and an actor; a tree has K + K^2 + ... completions, so longer teams need a small K.
+    Q is V of `look_ahead`: the mean over the leaves below a completion. The paper has a reasoner and an
+    actor; a tree has K + K^2 + ... completions, so longer teams need a small K.
 
     Args:
         gamma: discount of each decision; 1 in the paper.
