@@ -206,7 +206,7 @@ def test_a_flipped_bit_in_any_file_is_noticed(
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{", "null", "3", '{"format": 2}', '{"format": 1}', '{"format": []}', "\xff"]
+    "text", ["", "[]", "{", "null", "3", '{"format": 3}', '{"format": 1}', '{"format": []}', "\xff"]
 )
 def test_a_broken_state_is_passed_over_or_named(model: Path, tmp_path: Path, text: str) -> None:
     trainer = new_trainer(model)

@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 STATE = "state.json"
 KEPT = 2
 """Checkpoints that are kept: the older one is for the case that the newer is damaged."""
-FORMAT = 3
+FORMAT = 4
 CHANGEABLE = frozenset(
     names_in(
         "max_steps max_tokens eval_steps eval_tasks save_steps report_to device sampler vllm "
