@@ -21,8 +21,10 @@ from pettingllms.data.hub import divided
 from pettingllms.data.rows import as_path
 from pettingllms.envs.aec import (
     BRIDGES,
+    alone,
     clone_env,
     creator_of,
+    entries_of,
     made_by,
     made_with,
     parts_of,
@@ -31,7 +33,7 @@ from pettingllms.envs.aec import (
 )
 from pettingllms.envs.base import TextEnv
 from pettingllms.envs.reward_funcs import RewardFunction, reward_functions
-from pettingllms.envs.several import SeveralEnvs, alone, entries_of
+from pettingllms.envs.several import SeveralEnvs
 from pettingllms.errors import ConfigError, SandboxUnavailable
 from pettingllms.models import SHIPPED
 from pettingllms.names import is_partner, own_names, parse_policies, shipped

@@ -104,7 +104,7 @@ def test_an_unknown_method_is_refused_with_the_nearest_name():
         ATGRPOConfig(method="drmas")
 
 
-@pytest.mark.parametrize("turns", ["", "a", "-1", "0;1", "1.5", "٣"])
+@pytest.mark.parametrize("turns", ["a", "-1", "0;1", "1.5", "٣"])
 def test_turns_that_are_no_numbers_are_refused(turns):
     with pytest.raises(ValueError, match="train_turns must be whole numbers from 0"):
         ATGRPOConfig(train_turns=turns)

@@ -22,9 +22,9 @@ from pettingllms.assembly import (
 )
 from pettingllms.cli import envs
 from pettingllms.envs import load_env
-from pettingllms.envs.aec import pickled
+from pettingllms.envs.aec import entries_of, pickled
 from pettingllms.envs.reward_funcs import reward_functions
-from pettingllms.envs.several import SeveralEnvs, entries_of
+from pettingllms.envs.several import SeveralEnvs
 from pettingllms.errors import PettingLLMsError, SandboxUnavailable
 from pettingllms.evaluation import held_out, seats_of
 from pettingllms.evaluation.config import EvalConfig

@@ -19,6 +19,7 @@ import copy
 import functools
 import inspect
 import io
+import math
 import operator
 import pickle
 import re
@@ -35,7 +36,7 @@ from pettingzoo.utils.wrappers.base import BaseWrapper
 
 from pettingllms.envs import arguments
 from pettingllms.envs.base import TextEnv
-from pettingllms.envs.several import SeveralEnvs, alone, entries_of
+from pettingllms.envs.several import SeveralEnvs
 from pettingllms.errors import (
     CloneError,
     ConfigError,
@@ -75,6 +76,9 @@ BRIDGES = {
     "pettingzoo": "pettingllms.contrib.games.classic_v0:env",
 }
 """What makes environments of something else: `textarena:TicTacToe-v0`, `program:my_team.py:solve`."""
+Entries = dict[str, tuple[str, float]]
+"""Name -> environment and weight."""
+_NAMED = re.compile(r"(?!{)[^:/.=]*[=,]")
 
 
 # Positional only, because an environment may have an argument called `name` itself.
@@ -176,6 +180,52 @@ def creator_of(name: str) -> Any:
     entry_point = ENVIRONMENTS.path_of(name) if has_path else _registered(name)
     # PettingZoo's registry may also hold the function itself.
     return _resolve(entry_point) if isinstance(entry_point, str) else entry_point
+
+
+def entries_of(env: str) -> Entries:
+    """The entries of several environments; none for the name of one.
+
+    Raises:
+        ConfigError: not of the form `a=coding,b=search*2`.
+    """
+    if not _NAMED.match(env):
+        return {}
+    entries: Entries = {}
+    for entry in env.split(","):
+        name, equals, value = (word.strip() for word in entry.partition("="))
+        source, star, text = (word.strip() for word in value.partition("*"))
+        if not (equals and name.isidentifier() and source):
+            raise ConfigError(f"env: write several as a=coding,b=search*2, got {entry!r}")
+        if name in entries:
+            raise ConfigError(f"env: two environments are called {name!r}; give each its own name")
+        if _NAMED.match(source):
+            raise ConfigError(f"env: {name!r} must be one environment, got {source!r}")
+        try:
+            weight = float(text if star else 1)
+        except ValueError:
+            weight = math.nan
+        if not 0 < weight < math.inf:
+            raise ConfigError(f"env: the weight of {name!r} must be a number above 0, got {text!r}")
+        entries[name] = source, weight
+    return entries
+
+
+def alone(entries: Entries, arguments: Mapping[str, Any]) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Name -> environment and its own arguments: `{"a.size": 6}` is the same as `{"a": {"size": 6}}`.
+
+    Raises:
+        ConfigError: an argument without the name of an environment.
+    """
+    own = {name: dict[str, Any]() for name in entries}
+    for key, value in arguments.items():
+        name, _, argument = key.partition(".")
+        if name not in own or not (argument or isinstance(value, Mapping)):
+            raise ConfigError(
+                f"env_args: {key!r} is of no environment of {', '.join(entries)}; say of which it is, as in "
+                f"--env-args.{next(iter(entries))}.{argument or name} {value}"
+            )
+        own[name].update({argument: value} if argument else value)
+    return {name: (env, own[name]) for name, (env, _) in entries.items()}
 
 
 def _example(name: str) -> Any:

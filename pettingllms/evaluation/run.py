@@ -25,8 +25,7 @@ from pettingllms.assembly import (
     partners_of,
 )
 from pettingllms.data.rows import data_digests, digest
-from pettingllms.envs.aec import parts_of, roles_of, seats_of
-from pettingllms.envs.several import entries_of
+from pettingllms.envs.aec import entries_of, parts_of, roles_of, seats_of
 from pettingllms.errors import ConfigError, RunFolderError
 from pettingllms.evaluation import report
 from pettingllms.evaluation.chunks import EPISODES_AT_ONCE, Sampling

@@ -71,6 +71,8 @@ class Hindsight(AtGrpo):
     def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
         """The advantage of AT-GRPO mixed with the score above its group's mean."""
         outcome, weight = super().advantages(groups), self.weight
+        if not weight:
+            return outcome
         scores = self.compared(groups, self.scores(groups))
         pairs = zip(cast("list[float]", outcome), scores, strict=True)
         return [(1 - weight) * earned + weight * scored for earned, scored in pairs]

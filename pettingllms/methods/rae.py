@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pettingllms.envs.several import entries_of
+from pettingllms.envs.aec import entries_of
 from pettingllms.methods.grpo import member_of
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.method import Method, argument

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pettingllms.data.rows import as_path, is_table
-from pettingllms.envs.aec import creator_of, parts_of
-from pettingllms.envs.several import entries_of
+from pettingllms.envs.aec import creator_of, entries_of, parts_of
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.models import DEFAULT, SMOLLM2
 from pettingllms.models.gguf import fast_bfloat16
