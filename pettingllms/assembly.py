@@ -21,7 +21,7 @@ from pettingllms.data.hub import divided
 from pettingllms.data.rows import as_path
 from pettingllms.envs.aec import (
     BRIDGES,
-    alone,
+    by_name,
     clone_env,
     creator_of,
     entries_of,
@@ -395,7 +395,7 @@ def one_of(config: ATGRPOConfig, name: str) -> ATGRPOConfig:
                 f"{setting} is of one environment, and {config.env} are several; give it by name: "
                 f"--env-args.{name}.{setting} {value}"
             )
-    env, arguments = alone(entries_of(config.env), config.env_args)[name]
+    env, arguments = by_name(entries_of(config.env), config.env_args)[name]
     return dataclasses.replace(config, env=env, env_args=arguments)
 
 

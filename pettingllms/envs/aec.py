@@ -98,7 +98,7 @@ def load_env(name: str, /, **kwargs: Any) -> AnyEnv:
         ConfigError: the object at the path does not make an AEC environment, or an argument is unknown.
     """
     if entries := entries_of(name):
-        parts = {key: load_env(env, **own) for key, (env, own) in alone(entries, kwargs).items()}
+        parts = {key: load_env(env, **own) for key, (env, own) in by_name(entries, kwargs).items()}
         return SeveralEnvs(parts, entries)
     return made_by(creator_of(name), name, **kwargs)
 
@@ -210,22 +210,24 @@ def entries_of(env: str) -> Entries:
     return entries
 
 
-def alone(entries: Entries, arguments: Mapping[str, Any]) -> dict[str, tuple[str, dict[str, Any]]]:
+def by_name(
+    entries: Entries, arguments: Mapping[str, Any]
+) -> dict[str, tuple[str, dict[str, Any]]]:
     """Name -> environment and its own arguments: `{"a.size": 6}` is the same as `{"a": {"size": 6}}`.
 
     Raises:
         ConfigError: an argument without the name of an environment.
     """
-    own = {name: dict[str, Any]() for name in entries}
+    of_part = {name: dict[str, Any]() for name in entries}
     for key, value in arguments.items():
         name, _, argument = key.partition(".")
-        if name not in own or not (argument or isinstance(value, Mapping)):
+        if name not in of_part or not (argument or isinstance(value, Mapping)):
             raise ConfigError(
                 f"env_args: {key!r} is of no environment of {', '.join(entries)}; say of which it is, as in "
                 f"--env-args.{next(iter(entries))}.{argument or name} {value}"
             )
-        own[name].update({argument: value} if argument else value)
-    return {name: (env, own[name]) for name, (env, _) in entries.items()}
+        of_part[name].update({argument: value} if argument else value)
+    return {name: (env, of_part[name]) for name, (env, _) in entries.items()}
 
 
 def _example(name: str) -> Any:

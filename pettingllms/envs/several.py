@@ -23,9 +23,7 @@ from pettingllms.errors import ConfigError
 class SeveralEnvs(AECEnv[str, Any, Any]):
     """Several environments as one run has them, by name; `Task.size` names the one that plays a task."""
 
-    def __init__(
-        self, parts: Mapping[str, AECEnv[Any, Any, Any]], entries: Mapping[str, tuple[str, float]]
-    ) -> None:
+    def __init__(self, parts: Mapping[str, Any], entries: Mapping[str, tuple[str, float]]) -> None:
         self.parts = self.drawn_sizes = parts
         self.weights = {name: weight for name, (_, weight) in entries.items()}
         self.metadata = {"name": ",".join(f"{name}={part}" for name, part in parts.items())}

@@ -124,9 +124,9 @@ class EvalConfig:
             if field.metadata:
                 setattr(self, field.name, normalized(field, getattr(self, field.name)))
         check_values(self)
-        given = [n for n in ("swap", "members", "teacher", "gate") if getattr(self, n) is not None]
-        if len(given) > 1:
-            one, other = given[:2]
+        ways = [n for n in ("swap", "members", "teacher", "gate") if getattr(self, n) is not None]
+        if len(ways) > 1:
+            one, other = ways[:2]
             raise ConfigError(f"{one} does not go with {other}; leave out --{one} or --{other}")
         temperature = self.over.get("temperature", 1.0)
         if not temperature > 0:
