@@ -195,7 +195,7 @@ def entries_of(env: str) -> Entries:
         name, equals, value = (word.strip() for word in entry.partition("="))
         source, star, text = (word.strip() for word in value.partition("*"))
         if not (equals and name.isidentifier() and source):
-            raise ConfigError(f"env: write several as a=coding,b=search*2, got {entry!r}")
+            raise ConfigError(f"environments are named as in a=coding,b=search*2, got {entry!r}")
         if name in entries:
             raise ConfigError(f"env: two environments are called {name!r}; give each its own name")
         if _NAMED.match(source):
