@@ -384,7 +384,7 @@ def make_env(
 
 
 def one_of(config: ATGRPOConfig, name: str) -> ATGRPOConfig:
-    """The settings of one of several environments, as for a run of its own.
+    """Returns the settings for a run with only one of several environments.
 
     Raises:
         ConfigError: a setting or an argument that does not say which of them it is of.
@@ -441,7 +441,7 @@ def with_rewards(env: AnyEnv, functions: Sequence[RewardFunction]) -> AnyEnv:
     """
     if not functions:
         return env
-    # One that was given itself is used for held-out tasks as well, which pay nothing extra.
+    # A copy, because an environment object also scores held-out tasks, without these rewards.
     twin = clone_env(env)
     for part in parts_of(twin):
         if not isinstance(inner := part.unwrapped, TextEnv):
@@ -450,7 +450,7 @@ def with_rewards(env: AnyEnv, functions: Sequence[RewardFunction]) -> AnyEnv:
                 f"{type(inner).__name__}, so let it pay the rewards itself"
             )
         inner.reward_funcs = tuple(functions)
-    outer: Any = twin.unwrapped  # of several, which are asked themselves, too
+    outer: Any = twin.unwrapped  # the container of several, which rollouts ask
     outer.reward_funcs = tuple(functions)
     return twin
 

@@ -356,10 +356,10 @@ def test_a_policy_for_the_judge_is_planned() -> None:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"env": "judged:judged:duet"}, "has a judge already; leave judged: out, or its own judge"),
+        ({"env": "judged:judged:duet"}, "already has a judge; remove judged: or that judge"),
         (
             {"env": "judged:math", "env_args": {"judge": True, "reasoners": 2}},
-            "has a judge already; leave judged: out, or its own judge",
+            "already has a judge; remove judged: or that judge",
         ),
         ({"env": "duet"}, "has no judge .--env judged:NAME adds one"),
         ({"env": "judged:a=duet,b=math*2"}, "several environments; give one, such as duet"),

@@ -260,9 +260,9 @@ def test_together_they_are_pickled_and_play_nothing() -> None:
     [
         ("a=read,a=math", {}, "two environments are called 'a'; give each its own name"),
         ("a=read,b=reed", {}, "unknown environment 'reed'; did you mean 'read'"),
-        ("=read,b=math", {}, "environments are named as in a=coding,b=search.*, got '=read'"),
-        ("a=,b=math", {}, "environments are named as in a=coding,b=search.*, got 'a='"),
-        ("read,math", {}, "environments are named as in a=coding,b=search.*, got 'read'"),
+        ("=read,b=math", {}, "name environments as in a=coding,b=search.*, got '=read'"),
+        ("a=,b=math", {}, "name environments as in a=coding,b=search.*, got 'a='"),
+        ("read,math", {}, "name environments as in a=coding,b=search.*, got 'read'"),
         ("1=read,b=math", {}, "got '1=read'"),
         ("a=b=read,c=math", {}, "'a' must be one environment, got 'b=read'"),
         ("a=read*0,b=math", {}, "the weight of 'a' must be a number above 0, got '0'"),

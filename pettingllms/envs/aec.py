@@ -183,7 +183,7 @@ def creator_of(name: str) -> Any:
 
 
 def entries_of(env: str) -> Entries:
-    """The entries of several environments; none for the name of one.
+    """Returns the entries of several environments, or nothing for a single one.
 
     Raises:
         ConfigError: not of the form `a=coding,b=search*2`.
@@ -195,7 +195,7 @@ def entries_of(env: str) -> Entries:
         name, equals, value = (word.strip() for word in entry.partition("="))
         source, star, text = (word.strip() for word in value.partition("*"))
         if not (equals and name.isidentifier() and source):
-            raise ConfigError(f"environments are named as in a=coding,b=search*2, got {entry!r}")
+            raise ConfigError(f"env: name environments as in a=coding,b=search*2, got {entry!r}")
         if name in entries:
             raise ConfigError(f"env: two environments are called {name!r}; give each its own name")
         if _NAMED.match(source):
@@ -294,7 +294,7 @@ def seats_of(env: AnyEnv) -> tuple[list[str], list[str]]:
 
 
 def parts_of(env: Any) -> list[Any]:
-    """Several environments one by one; of one, or of what makes one, itself."""
+    """Returns the parts of several environments; for a single one or its maker, only itself."""
     inner = getattr(env, "unwrapped", env)
     return [*inner.parts.values()] if isinstance(inner, SeveralEnvs) else [env]
 

@@ -62,7 +62,7 @@ class JudgedEnv(ForeignEnv):
 
     def __init__(self, env: AnyEnv) -> None:
         if JUDGE in env.possible_agents:
-            raise ConfigError(f"{env} has a judge already; leave judged: out, or its own judge")
+            raise ConfigError(f"{env} already has a judge; remove judged: or that judge")
         super().__init__(env)
         self._sees, self._says = Dict({"text": FreeText()}), FreeText()
         self.possible_agents = [*env.possible_agents, JUDGE]

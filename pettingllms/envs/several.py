@@ -21,7 +21,7 @@ from pettingllms.errors import ConfigError
 
 
 class SeveralEnvs(AECEnv[str, Any, Any]):
-    """Several environments as one run has them, by name; `Task.size` names the one that plays a task."""
+    """Several named environments in one run; `Task.size` is the name of a task's environment."""
 
     def __init__(self, parts: Mapping[str, Any], entries: Mapping[str, tuple[str, float]]) -> None:
         self.parts = self.drawn_sizes = parts

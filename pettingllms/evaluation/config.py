@@ -127,7 +127,7 @@ class EvalConfig:
         ways = [n for n in ("swap", "members", "teacher", "gate") if getattr(self, n) is not None]
         if len(ways) > 1:
             one, other = ways[:2]
-            raise ConfigError(f"{one} does not go with {other}; leave out --{one} or --{other}")
+            raise ConfigError(f"{one} excludes {other}; leave out --{one} or --{other}")
         temperature = self.over.get("temperature", 1.0)
         if not temperature > 0:
             raise ConfigError(f"temperature must be above 0, got {temperature}; use --greedy for 0")

@@ -157,7 +157,7 @@ def with_gate(plan: EvalPlan, options: EvalConfig) -> EvalPlan:
     config, team = plan.config, plan.teams[-1]
     if config.workers or config.full or any(map(is_partner, plan.roles_to_policies.values())):
         raise ConfigError(
-            "gate has a critic, in one process and on a frozen base; leave out --workers, --full, and "
+            "gate needs a single process, a frozen base, and local models; leave out --workers, --full, and "
             "models behind an API"
         )
     record, ours = read_side(f"{options.gate}:{team.title}"), plan.settings()

@@ -92,7 +92,7 @@ class Teacher:
 
 
 def teacher_of(name: str | None, env: AnyEnv) -> Teacher | None:
-    """The teacher of that name, if one is named.
+    """Returns the teacher of that name, or None without a name.
 
     Raises:
         ConfigError: it is neither a model behind an API nor the environment's solver.
@@ -109,7 +109,7 @@ def teacher_of(name: str | None, env: AnyEnv) -> Teacher | None:
 
 
 def write_step(folder: Path, out: Path, *, keep_failed: bool = False) -> dict[str, Tally]:
-    """Writes `out/ROLE.jsonl`, a line for each reply to imitate; of an evaluation `out/TEAM/ROLE.jsonl`.
+    """Writes a line for each reply to imitate: `out/ROLE.jsonl`, or `out/TEAM/ROLE.jsonl` for evaluations.
 
     Args:
         folder: of a run or an evaluation.

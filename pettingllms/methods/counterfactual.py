@@ -18,7 +18,7 @@ from pettingllms.trainers.method import argument, repaid_once, solved
 
 
 class Counterfactual(Grpo):
-    """An agent earns the outcome of the episode and a part of its own, and is compared with itself."""
+    """Rewards each agent for the outcome and for its own contribution; compares it with itself."""
 
     needs = ("success",)
     credits = "return"
@@ -26,7 +26,7 @@ class Counterfactual(Grpo):
     joint: float = argument(1.0, at_least=0)
 
     def part(self, agent: str, trajectory: Trajectory, episodes: Sequence[Trajectory]) -> float:
-        """What an agent earns beside the outcome of one of the K `episodes` of a task."""
+        """Returns the reward for an agent's contribution to one of the K `episodes` of a task."""
         raise NotImplementedError
 
     def credit(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
@@ -68,7 +68,7 @@ class Ccpo(Counterfactual):
     averaged: bool = argument(default=False)
 
     def part(self, agent: str, trajectory: Trajectory, episodes: Sequence[Trajectory]) -> float:
-        """The weighted bonus."""
+        """Returns the weighted bonus."""
         outcome = trajectory.outcome
         bonus = outcome - outcome_without(trajectory, {agent})
         if self.averaged:
@@ -99,7 +99,7 @@ class Sharp(Counterfactual):
     process: float = argument(1.0, at_least=0)
 
     def part(self, agent: str, trajectory: Trajectory, episodes: Sequence[Trajectory]) -> float:
-        """The weighted Shapley value, and the weighted local reward."""
+        """Returns the weighted Shapley value plus the weighted local reward."""
         del episodes
         process = fmean(g.chosen.local_reward for g in trajectory.groups if g.key.agent == agent)
         return self.weight * shapley(agent, trajectory) + self.process * process
@@ -120,11 +120,11 @@ def outcome_without(trajectory: Trajectory, agents: Collection[str]) -> float:
 
 
 def shapley(agent: str, trajectory: Trajectory) -> float:
-    """The Shapley value as a mean over all orders of the agents; 0 for one that is blank in no copy."""
+    """Returns the Shapley value, averaged over all orders of agents; 0 if no copy blanks the agent."""
     team = dict.fromkeys(name for end in trajectory.without for name in end.blanked)
     added = 0.0
     for order in permutations(team):
-        # All that are not before the agent.
+        # The agent and all that come after it.
         absent = order[order.index(agent) :] if agent in team else ()
         added += outcome_without(trajectory, absent[1:]) - outcome_without(trajectory, absent)
     return added / factorial(len(team))

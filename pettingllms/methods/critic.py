@@ -24,9 +24,9 @@ from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.method import Method, argument
 
 Features = Sequence[tuple[str, torch.Tensor] | None]
-"""Of each decision the name of its critic, and what that reads, `_X`; None where there is no critic."""
+"""For each decision, the name of its critic and the features `_X`; None without a critic."""
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Of predictions and targets."""
+"""Returns the loss of predictions and targets."""
 
 HIDDEN = 64
 ROWS = 64
@@ -34,7 +34,7 @@ ROWS = 64
 
 
 class Network(nn.Sequential):
-    """Two hidden layers of 64; gives 0 before it has learned anything.
+    """Perceptron with two hidden layers of 64 units, which predicts 0 before training.
 
     Args:
         size: of the features.
@@ -45,7 +45,7 @@ class Network(nn.Sequential):
         first, second, last = (
             nn.utils.skip_init(nn.Linear, *sizes) for sizes in pairwise((size, HIDDEN, HIDDEN, 1))
         )
-        # A generator of its own: the global one is nobody's.
+        # Leaves the global generator alone.
         generator = torch.Generator().manual_seed(seed)
         for layer in (first, second):
             bound = layer.in_features**-0.5  # Kaiming's, as PyTorch initializes layers
@@ -60,10 +60,10 @@ class Network(nn.Sequential):
 
 
 class Critic:
-    """A network that learns targets, and what that takes.
+    """A network with its optimizer and the data it learns from.
 
     Args:
-        network: gives a number for each decision; its `size` is that of the features.
+        network: predicts a number for each decision; its `size` is the size of the features.
         seed: of the order in which it learns.
         learning_rate: of AdamW.
         epochs: passes over the targets of a step.
@@ -156,19 +156,19 @@ class Critics:
         return features
 
     def values(self, features: Features) -> torch.Tensor:
-        """Predictions as of `Critic.values`; 0 for decisions without a critic."""
+        """Returns the critics' predictions, float64 `_N`; 0 for decisions without a critic."""
         values_N = torch.zeros(len(features), dtype=torch.float64)
         for critic, rows, features_RX in self._judging(features):
             values_N[rows] = critic.values(features_RX)
         return values_N
 
     def fit(self, features: Features, targets_N: torch.Tensor) -> None:
-        """Each critic learns the targets of its decisions."""
+        """Trains each critic on the targets of its decisions."""
         for critic, rows, features_RX in self._judging(features):
             critic.fit(features_RX, targets_N[rows])
 
     def _judging(self, features: Features) -> Iterator[tuple[Critic, list[int], torch.Tensor]]:
-        """Each critic, the rows that it judges, and their features."""
+        """Yields each critic with its rows and their features."""
         judged = defaultdict[str, dict[int, torch.Tensor]](dict)
         for row, feature in enumerate(features):
             if feature is not None:

@@ -126,7 +126,7 @@ class Rivals(Method):
         return dict.fromkeys(self.rates, 1.0)
 
     def state_dict(self) -> dict[str, Any]:
-        """The next step, the versions, their rates, and what the joined method learned."""
+        """Returns the next step, the versions, their win rates, and the joined method's state."""
         return {**super().state_dict(), "rivals": (self.step, dict(self.kept), dict(self.rates))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -42,7 +42,7 @@ class Reply(NamedTuple):
 
 
 class Discriminator(torch.nn.Module):
-    """r of replies, whose sigmoid is D; g and h are 0 at first."""
+    """Predicts r, of which D is the sigmoid; g and h start at 0."""
 
     def __init__(self, size: int, seed: int) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Discriminator(torch.nn.Module):
 
 
 class Discriminators(Critics):
-    """Those of each role and policy."""
+    """One discriminator for each role and policy."""
 
     def _new(self, name: str, size: int) -> Critic:
         seed = random.Random(f"{self._config.seed} {name}").getrandbits(31)

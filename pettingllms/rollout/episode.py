@@ -185,9 +185,9 @@ class Episode:
         return other
 
     def _copied(self, env: PlayedEnv) -> Episode:
-        """A copy that goes on in `env`, without what left this one."""
+        """Returns a copy that continues in `env` and starts without copies and probes."""
         other = copy.copy(self)
-        # It shares every container with the original, so that all that change are made anew.
+        # A shallow copy shares its containers, so those that change are replaced.
         other.env, other.groups, other.others = env, [*self.groups], [*self.others]
         other._turns, other._latest = defaultdict(int, self._turns), {**self._latest}
         other.early, other.unplayed = {**self.early}, {}

@@ -85,7 +85,7 @@ def check_values(settings: Any) -> None:
         _check_kind(name, value, hints[name])
         if value is None:
             continue
-        if value == "":  # such as a shell's variable that is not set
+        if value == "":  # such as an unset shell variable
             raise ConfigError(f"{name} is empty; give a value, or leave it out")
         if (choices := limits.get("choices")) and value not in choices:
             hint = did_you_mean(str(value), choices)
